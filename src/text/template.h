@@ -1,0 +1,47 @@
+/* template.h - chat templates: a Jinja engine with the semantics of Python's Jinja2 as the transformers library sets
+ * it up (immutable sandbox, trim_blocks, lstrip_blocks, loop controls, generation tag, tojson, raise_exception,
+ * strftime_now).
+ *
+ * Bounded: steps, nesting depth and output bytes have limits, so a hostile template ends with an error.  A parsed
+ * template is immutable and may be rendered from any thread at once. */
+#ifndef HD_TEXT_TEMPLATE_H
+#define HD_TEXT_TEMPLATE_H
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <jansson.h>
+#include <time.h>
+
+typedef struct chat_template chat_template;
+
+/* Errors carry line and reason.  HD_INVALID: syntax. */
+hd_status template_parse(chat_template **out, const char *text, size_t n, hd_err *err);
+void template_free(chat_template *t);
+
+typedef struct {
+    int64_t now;          /* Unix seconds for strftime_now, read as UTC unless local is set */
+    bool local;           /* use the machine's time zone */
+    size_t max_output;    /* 0: 16 MiB */
+    uint64_t max_steps;   /* 0: 20 million */
+} template_options;
+
+/* A run of output bytes and where it came from: template text and literals (trusted) or values out of `input` that
+ * user text flowed into (not trusted).  Spans cover the output in order. */
+typedef struct {
+    size_t start, n;
+    bool trusted;
+} template_span;
+typedef struct {
+    template_span *spans;
+    size_t n, cap;
+} template_spans;
+void template_spans_deinit(template_spans *s);
+
+/* Render with the variables of `input` (a JSON object: messages, tools, add_generation_prompt, bos_token, ...).
+ * spans may be NULL.  HD_INVALID with code text: the template raised (raise_exception: err->field is "template"),
+ * undefined, type; HD_FULL: a limit.  err->line is the template's line. */
+hd_status template_render(const chat_template *t, const json_t *input, const template_options *opt, hd_buf *out,
+                          template_spans *spans, hd_err *err);
+
+#endif
