@@ -1,0 +1,109 @@
+/* kernels.h - the table of compute kernels of one instruction set, chosen at run time.
+ *
+ * `generic` is the definition of every kernel in plain C; `avx2` fills the same table.  Law 1: what a kernel writes for
+ * one output element depends on that element's inputs alone, in one fixed order of operations, whatever the number of
+ * columns, rows, threads or pages in the call.  avx2 gives the same bits as generic (tested), so both share one
+ * numerics version.  No kernel allocates, keeps state or starts threads. */
+#ifndef HD_KERNELS_KERNELS_H
+#define HD_KERNELS_KERNELS_H
+
+#include "tensor/type.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Raised whenever a stored logit would change (part of every identity). */
+enum { HD_NUMERICS_VERSION = 1 };
+
+typedef struct kernels kernels;
+/* name: "generic", "avx2" or NULL for the best this CPU has.  NULL if it has not got it. */
+const kernels *kernels_get(const char *name);
+const char *kernels_name(const kernels *k);
+
+/* ---- matrix products: y = W x ----
+ * W has n_rows outputs and n_cols inputs.  Weights are repacked at load into groups of 8 rows (rows padded to 8, columns
+ * to the unit).  Activations are quantised per token and block of a token's row into the form the weight type wants. */
+typedef enum { ACT_F32, ACT_I8_32, ACT_I8_256, ACT_I16_32, ACT_KINDS } act_kind;
+
+typedef struct {
+    tensor_type type;
+    uint32_t n_rows, n_cols;
+    void *data; /* packed, 64-byte aligned, mm_packed_bytes long */
+} mm_weight;
+
+bool mm_supported(tensor_type type);
+act_kind mm_act_kind(const kernels *k, tensor_type type);
+uint64_t mm_packed_bytes(const kernels *k, tensor_type type, uint32_t n_rows, uint32_t n_cols);
+/* Pack rows [r0, r1) (r0 a multiple of 8; r1 too or n_rows) from GGUF rows; src points at row 0. */
+void mm_pack(const kernels *k, mm_weight *w, const void *src, uint32_t r0, uint32_t r1);
+
+/* Bytes that m tokens of n_cols activations take in form `kind`; a multiple of 64. */
+size_t mm_act_bytes(const kernels *k, act_kind kind, uint32_t n_cols, uint32_t m);
+/* Quantise tokens [t0, t1) of m; x[t * ldx + c].  Tokens may be split over threads at multiples of 4. */
+void mm_act_pack(const kernels *k, act_kind kind, const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0,
+                 uint32_t t1, void *dst);
+
+/* y[t * ldy + r] = sum_c W[r][c] * x[t][c] for r in [r0, r1) (r0 a multiple of 8; r1 too or n_rows), t in [0, m).
+ * scratch: mm_scratch_bytes() of this thread's own, 64-byte aligned. */
+void mm_mul(const kernels *k, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
+            uint32_t r1, void *scratch);
+size_t mm_scratch_bytes(void);
+
+/* ---- attention over pages ----
+ * A page holds positions [i*page_tokens, (i+1)*page_tokens) of every layer of its group.  Within it, one (layer, kv
+ * head) has a K region at k_off and a V region at v_off, in the kernel's own layout, kv_head_bytes long each. */
+typedef struct {
+    uint32_t head_dim;    /* multiple of 8, at most 512 */
+    uint32_t page_tokens; /* any power of two; fast paths want >= 16 */
+    tensor_type kv_type;  /* F32 or F16 */
+} kv_shape;
+size_t kv_head_bytes(const kv_shape *s); /* of K or of V; a multiple of 64 */
+
+/* Write k[head_dim], v[head_dim] of the position with index `slot` in its page. */
+void kv_store(const kernels *k, const kv_shape *s, void *page, size_t k_off, size_t v_off, uint32_t slot,
+              const float *key, const float *value);
+
+typedef struct {
+    kv_shape shape;
+    const void *const *pages; /* page table of the row in this group; pages wholly outside every window may be NULL */
+    size_t k_off, v_off;
+    uint32_t n_group;         /* query heads that share this kv head; head h of query i at q + i*ldq + h*head_dim */
+    const float *q;
+    float *out;
+    size_t ldq, ldout;        /* floats between consecutive queries */
+    uint32_t pos0, n_q;       /* query i sits at position pos0 + i */
+    uint32_t kv_end;          /* 0: causal, query at p sees positions <= p; else every query sees positions < kv_end */
+    uint32_t window;          /* 0: none; else position j is seen from p iff p - j < window */
+    float scale, softcap;     /* score = q.k * scale; softcap > 0: softcap * tanh(score / softcap) */
+} attn_job;
+/* Softmax(q K^T) V for n_q queries x n_group heads.  Order: scores per position, the maximum, exp and their sum over
+ * positions in 8 lanes by position modulo 8 (then a fixed tree), then values summed in ascending position.
+ * scratch: attn_scratch_bytes of this thread's own. */
+void attn_run(const kernels *k, const attn_job *job, void *scratch);
+size_t attn_scratch_bytes(uint32_t max_positions, uint32_t max_group);
+
+/* ---- the rest of a step, one token at a time; n is any length unless said ---- */
+/* out = x / sqrt(mean(x^2) + eps) * w.  Sum of squares in 8 lanes by index modulo 8, then a fixed tree. out may be x. */
+void vec_rms_norm(const kernels *k, float *out, const float *x, const float *w, size_t n, float eps);
+void vec_add(const kernels *k, float *x, const float *y, size_t n);          /* x += y */
+void vec_scale(const kernels *k, float *x, float s, size_t n);               /* x *= s */
+void vec_silu_mul(const kernels *k, float *gate, const float *up, size_t n); /* gate = silu(gate) * up */
+void vec_gelu_mul(const kernels *k, float *gate, const float *up, size_t n); /* tanh form: gate = gelu(gate) * up */
+void vec_softcap(const kernels *k, float *x, float cap, size_t n);           /* x = cap * tanh(x / cap) */
+/* Rotate the first n_rot of x[head_dim] with cs[n_rot/2] pairs (cos, sin).  neox: pairs (i, i + n_rot/2), else
+ * (2i, 2i+1). */
+void vec_rope(const kernels *k, float *x, const float *cs, uint32_t n_rot, bool neox);
+uint32_t vec_argmax(const kernels *k, const float *x, size_t n); /* lowest index of the maximum; NaN never wins */
+/* log(sum exp(x)) in double: max first, exp in f32, sums in 8 double lanes by index modulo 8. -inf entries count 0. */
+double vec_logsumexp(const kernels *k, const float *x, size_t n);
+
+/* Our own exp, tanh, cos and sin in f32 precision, and log, exp and pow in double: the same bits on every machine. */
+float hd_expf(float x);
+float hd_tanhf(float x);
+void hd_sincos(double x, float *s, float *c); /* |x| < 1e9 */
+double hd_pow(double base, double e);         /* base > 0; for frequency tables */
+double hd_logd(double x);
+double hd_expd(double x);
+
+#endif
