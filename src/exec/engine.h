@@ -1,0 +1,183 @@
+/* engine.h - requests in, events out.
+ *
+ * engine_open starts the executor thread, which alone owns rows, pages and steps (see exec/executor.h).  A session is
+ * one generation: opened by engine_submit, read by session_next, ended exactly once by an EV_DONE, freed by its owner.
+ * A session's queue is bounded: when its reader lags, that row pauses and no other.  All calls are thread-safe unless
+ * said; none waits for compute. */
+#ifndef HD_EXEC_ENGINE_H
+#define HD_EXEC_ENGINE_H
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "decode/sampler.h"
+#include "decode/stop.h"
+#include "model/model.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct engine engine;
+typedef struct session session;
+
+/* Limits and their defaults (0 takes the default). */
+typedef struct {
+    uint32_t max_rows;           /* rows in a step: 16 */
+    uint32_t max_queued;         /* waiting requests: 256 */
+    uint32_t step_tokens;        /* tokens per step: 256 */
+    uint32_t default_max_tokens; /* projection of a request that names no cap: 512 */
+    uint64_t kv_budget_bytes;    /* pages of all rows: half of (memory limit - weights) */
+    uint32_t page_tokens;        /* positions per page: 64 */
+    uint32_t ctx;                /* effective context: the model's own */
+    tensor_type kv_type;         /* F16 (or F32) */
+    uint64_t idle_timeout_us;    /* a full, unread queue: 30 s */
+    uint64_t stuck_timeout_us;   /* work but no finished step for this long = failed: 120 s */
+    const hd_clock *clock;       /* hd_clock_real */
+} engine_options;
+
+#define GEN_NO_CAP UINT32_MAX
+typedef struct {
+    const char *id;              /* for state and cancel, at most 63 bytes; "" = the engine makes one */
+    const int32_t *prompt;       /* copied */
+    size_t n_prompt;             /* 1 .. context - 1 (or context when max_tokens is 0) */
+    uint32_t max_tokens;         /* GEN_NO_CAP: until the context ends.  0: only read (and score) the prompt */
+    sampling_params sampling;    /* arrays are copied */
+    const stop_string *stops;    /* copied */
+    size_t n_stops;
+    const int32_t *stop_ids;     /* tokens that end like EOS, besides the model's own */
+    size_t n_stop_ids;
+    bool ignore_eos;             /* EOS is an ordinary token: sampled, counted, printed as nothing */
+    uint32_t min_tokens;         /* EOS is forbidden before this many */
+    bool special;                /* print control tokens */
+    bool prompt_logprobs;        /* EV_PROMPT events score positions 1.. of the prompt (sampling.n_top_logprobs) */
+    bool prompt_logits;          /* EV_LOGITS events hand out raw logits of every prompt position (CLI, tests) */
+    uint64_t queue_timeout_us, first_token_timeout_us, total_timeout_us; /* 0: none */
+} gen_request;
+
+#define CANCEL_REASONS(X)                                                                                              \
+    X(NONE, "none")                                                                                                    \
+    X(CLIENT_DISCONNECTED, "client_disconnected")                                                                      \
+    X(BY_REQUEST, "cancelled_by_request")                                                                              \
+    X(IDLE_TIMEOUT, "idle_timeout")                                                                                    \
+    X(DEADLINE_QUEUE, "deadline_queue")                                                                                \
+    X(DEADLINE_FIRST_TOKEN, "deadline_first_token")                                                                    \
+    X(DEADLINE_TOTAL, "deadline_total")                                                                                \
+    X(ENGINE_CLOSED, "engine_closed")                                                                                  \
+    X(SHUTDOWN, "shutdown")                                                                                            \
+    X(FAILED, "failed")
+typedef enum {
+#define X(id, name) CANCEL_##id,
+    CANCEL_REASONS(X)
+#undef X
+} cancel_reason;
+const char *cancel_reason_name(cancel_reason r);
+
+typedef enum { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_FAILED } finish_reason;
+const char *finish_reason_name(finish_reason r); /* "stop", "length", "cancelled", "failed" */
+
+typedef struct {
+    uint32_t prompt_tokens, cached_tokens;
+    uint32_t generated_tokens; /* ids + 1 if ended by EOS */
+    uint64_t queue_us;         /* submit to admission */
+    uint64_t prefill_us;       /* admission to first token */
+    uint64_t decode_us;        /* first token to the end */
+    uint64_t paused_us;
+    uint32_t preemptions;
+} gen_stats;
+
+typedef enum {
+    EV_NONE,   /* nothing waits */
+    EV_PROMPT, /* scores of prompt position `position`: sample.id is the prompt's token there */
+    EV_LOGITS, /* logits[n_logits] after prompt position `position`; borrowed until the next session_next */
+    EV_TOKEN,  /* one sampled token (never the ending EOS) with the text it released, often none */
+    EV_TEXT,   /* text released at the end (held characters or a held stop prefix); no token */
+    EV_DONE    /* the end; nothing follows */
+} event_kind;
+
+typedef struct {
+    event_kind kind;
+    uint64_t position;
+    sample_result sample;     /* EV_TOKEN, EV_PROMPT */
+    const char *text;         /* EV_TOKEN, EV_TEXT: whole UTF-8 characters, borrowed until the next session_next */
+    size_t n_text;
+    const float *logits;
+    size_t n_logits;
+    finish_reason finish;     /* EV_DONE */
+    cancel_reason reason;     /* EV_DONE with FINISH_CANCELLED */
+    int32_t stop_index;       /* EV_DONE: which stop string, or -1 */
+    bool ended_by_eos;
+    gen_stats stats;
+    hd_err err;               /* EV_DONE with FINISH_FAILED */
+} gen_event;
+
+/* Called on the executor thread when something new waits in the session.  Must be quick, must not call the session. */
+typedef void (*session_notify)(void *ctx);
+
+/* The model is borrowed and must outlive the engine.  n_threads: 0 = by topology. */
+hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err *err);
+/* Cancels everything with `engine_closed`, waits for the executor thread.  Sessions stay readable until freed. */
+void engine_close(engine *e);
+/* No new requests (HD_CLOSED); running and queued ones go on.  True once nothing is left. */
+void engine_drain(engine *e);
+bool engine_idle(engine *e);
+
+/* HD_INVALID names the field; HD_NEVER_FITS: context or budget, with the numbers; HD_FULL: the queue is full;
+ * HD_CLOSED: draining.  n sessions are accepted together or not at all: reqs[i] becomes out[i]. */
+hd_status engine_submit(engine *e, const gen_request *reqs, size_t n, session_notify notify, void *const *notify_ctx,
+                        session **out, hd_err *err);
+
+/* Take the next event.  EV_NONE when nothing waits (or after EV_DONE). One reader at a time. */
+void session_next(session *s, gen_event *ev);
+/* The same, waiting up to timeout_us for one (UINT64_MAX: for ever). */
+void session_wait(session *s, gen_event *ev, uint64_t timeout_us);
+void session_cancel(session *s, cancel_reason why); /* first reason wins; takes effect within one step */
+const char *session_id(const session *s);
+void session_progress(session *s, uint32_t *prompt_done, uint32_t *prompt_total, bool *queued); /* for keep-alives */
+void session_free(session *s);                      /* cancels if it is not over; s is gone for the caller */
+/* By id, any session that is not over.  False: unknown. */
+bool engine_cancel(engine *e, const char *id, cancel_reason why);
+
+/* ---- what the engine looks like now (a copy, never waits for a step) ---- */
+#define ROW_PHASES(X)                                                                                                  \
+    X(QUEUED, "queued")                                                                                                \
+    X(PREFILL, "prefill")                                                                                              \
+    X(DECODE, "decode")                                                                                                \
+    X(WAITING_PREFIX, "waiting_prefix")                                                                                \
+    X(PAUSED, "paused")                                                                                                \
+    X(PREEMPTED, "preempted")                                                                                          \
+    X(PUBLISHING, "publishing")                                                                                        \
+    X(DONE, "done")
+typedef enum {
+#define X(id, name) ROW_##id,
+    ROW_PHASES(X)
+#undef X
+} row_phase;
+const char *row_phase_name(row_phase p);
+
+typedef struct {
+    char id[64];
+    row_phase phase;
+    uint32_t prompt_tokens, cached_tokens, generated_tokens, pages;
+    const char *wait_reason;   /* queue entries: "rows", "pages", "order"; static text */
+    uint64_t expected_wait_ms;
+} row_view;
+
+typedef struct {
+    uint32_t n_rows, n_queue;  /* filled entries of rows[] and queue[] */
+    row_view *rows, *queue;    /* caller's arrays of cap entries, or NULL */
+    uint32_t cap_rows, cap_queue;
+    uint32_t running, waiting; /* true counts */
+    uint64_t pages_total, pages_used, pages_cached, pages_shared;
+    uint64_t kv_bytes_total, kv_bytes_used;
+    uint32_t page_tokens, ctx, max_rows, max_queued, step_tokens;
+    uint64_t steps;
+    uint32_t step_tokens_last;
+    double step_ms_p50;
+    bool draining, failed;     /* failed: there was work and no step finished in time */
+    uint64_t requests_total, finished_stop, finished_length, finished_failed, cancelled[16]; /* by cancel_reason */
+    uint64_t prompt_tokens_total, generated_tokens_total, preemptions_total, rejected_full;
+    uint64_t retry_after_ms;   /* for 429: from measured rates, at least 1000 */
+} engine_view;
+void engine_look(engine *e, engine_view *v);
+
+#endif

@@ -1,0 +1,101 @@
+/* model.h - a loaded model as the executor sees it: a vocabulary, a shape for its state, and one forward pass over a
+ * step's segments.  The decoder families and the scripted model both stand behind this. */
+#ifndef HD_MODEL_MODEL_H
+#define HD_MODEL_MODEL_H
+
+#include "base/err.h"
+#include "base/pool.h"
+#include "kernels/kernels.h"
+#include "text/template.h"
+#include "text/tokenizer.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct model model;
+
+typedef struct {
+    const char *isa;     /* kernels_get name, NULL: best */
+    unsigned n_threads;  /* for packing and computing; 0: by topology */
+    bool vocab_only;     /* no weights: tokenize, detokenize, render, inspect */
+    void (*progress)(void *ctx, const char *what, double share); /* may be NULL */
+    void *progress_ctx;
+} model_options;
+
+/* MODEL: a GGUF file (any part of a split), or "script:FILE". */
+hd_status model_open(model **out, const char *name, const model_options *opt, hd_err *err);
+void model_close(model *m);
+
+enum { MODEL_MAX_GROUPS = 2, MODEL_MAX_EOG = 16 };
+
+/* State one row needs, per layer group (full attention; sliding window): see state/kv.h. */
+typedef struct {
+    uint32_t n_layers;  /* of this group */
+    uint32_t n_kv_heads, head_dim;
+    uint32_t window;    /* 0: none */
+    uint32_t token_bytes; /* scripted model: accounted bytes per token instead of pages' own size; 0: real KV */
+} kv_group_shape;
+
+typedef struct {
+    const char *name;           /* general.name, or the file's base name */
+    const char *arch;
+    uint32_t n_vocab;           /* logits per position */
+    uint32_t ctx_train;         /* the model's own context */
+    uint32_t n_layers, width;
+    uint64_t weight_bytes;      /* held in memory by the loaded model */
+    uint64_t n_params;
+    uint32_t n_groups;
+    kv_group_shape groups[MODEL_MAX_GROUPS];
+    const tokenizer *tok;
+    const chat_template *chat;  /* NULL: none */
+    const char *chat_text;      /* its source, or NULL */
+    const char *chat_error;     /* why the file's template cannot be used, or NULL */
+    int32_t bos, eos;           /* -1: none */
+    uint32_t n_eog;
+    int32_t eog[MODEL_MAX_EOG]; /* ids that end a generation */
+    const char *isa;            /* kernel path */
+    unsigned n_threads;
+    bool scripted;
+    /* sampling defaults of the file; NaN / UINT32_MAX where it has none */
+    float temperature, top_p, min_p;
+    uint32_t top_k;
+} model_info;
+const model_info *model_get(const model *m);
+
+/* One segment of a step: n tokens of one row from position pos0 on.  Pages cover [0, pos0 + n) in each group (entries
+ * behind a sliding window may be NULL). */
+typedef struct {
+    const int32_t *tokens;
+    uint32_t n, pos0;
+    void *const *pages[MODEL_MAX_GROUPS]; /* page tables by group */
+    uint32_t first_logits;  /* logits are wanted for segment positions [first_logits, n); n = none */
+    float *logits;          /* [n - first_logits][n_vocab], given by the caller's workspace */
+    uint32_t n_prompt;      /* of the row: the scripted model counts its steps from there */
+    const void *row_state;  /* scripted model: its rule for this row (model_row_open) */
+} segment;
+
+typedef struct {
+    segment *segs;
+    uint32_t n_segs, n_tokens; /* n_tokens = sum of n */
+    const void *cancel;        /* reserved */
+} step;
+
+/* Workspaces for steps of up to max_tokens tokens, contexts of up to ctx positions and KV of this type and page size. */
+hd_status model_plan(model *m, uint32_t max_tokens, uint32_t ctx, uint32_t page_tokens, tensor_type kv_type, hd_err *err);
+uint64_t model_workspace_bytes(const model *m, uint32_t max_tokens, uint32_t ctx);
+/* Bytes of one page of group g. */
+uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type);
+
+/* Run the step on the model's pool.  HD_FAILED: *bad_seg is the segment that failed, or n_segs if unknown.  Running the
+ * same step again writes the same values.  Executor thread only. */
+hd_status model_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err);
+
+/* Per-row state of the scripted model (which rule matched); NULL for others.  prompt is borrowed for the call. */
+hd_status model_row_open(model *m, const int32_t *prompt, size_t n_prompt, void **row_state, hd_err *err);
+void model_row_close(model *m, void *row_state);
+/* Wake a scripted model's sleep early (a cancel came).  Any thread. */
+void model_interrupt(model *m);
+const kernels *model_kernels(const model *m);
+
+#endif
