@@ -20,28 +20,42 @@ typedef struct {
 } gguf_str;
 
 typedef enum {
-    GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY, GGUF_U64,
-    GGUF_I64, GGUF_F64
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64
 } gguf_type;
 
 typedef struct {
     gguf_str name;
     tensor_type type;
-    uint32_t n_dims;     /* 1..4 */
-    uint64_t dims[4];    /* dims[0] contiguous; absent ones are 1 */
-    const void *data;    /* mapped, aligned as the file says */
+    uint32_t n_dims;  /* 1..4 */
+    uint64_t dims[4]; /* dims[0] contiguous; absent ones are 1 */
+    const void *data; /* mapped, aligned as the file says */
     uint64_t size_bytes;
-    uint64_t offset;     /* in its file */
-    uint32_t part;       /* which file of a split */
+    uint64_t offset; /* in its file */
+    uint32_t part;   /* which file of a split */
 } gguf_tensor;
 
-/* Open a file or any part of a split.  *out is NULL on error. */
+/* Open a file or any part of a split.  *out is NULL on error.  HD_NOTFOUND: no such file, or a part is missing (named).
+ * HD_UNSUPPORTED: a version, byte order or tensor type that heddle does not read.  HD_INVALID: the file is damaged, cut
+ * or contradicts itself.  A truncated or hostile file costs no more time and memory than its own size warrants. */
 hd_status gguf_open(gguf **out, const char *path, hd_err *err);
-/* Parse bytes in memory (borrowed until close), for tests and fuzzing. */
+/* Parse bytes in memory (borrowed until close), for tests and fuzzing.  Tensors are aligned relative to `data`.  One
+ * part of a split is refused: its siblings cannot be found. */
 hd_status gguf_open_memory(gguf **out, const void *data, size_t size, hd_err *err);
 void gguf_close(gguf *g);
 
-const char *gguf_path(const gguf *g);
+const char *gguf_path(const gguf *g); /* of the first part; "" for memory */
 uint32_t gguf_version(const gguf *g);
 uint64_t gguf_file_bytes(const gguf *g); /* all parts together */
 
@@ -49,7 +63,8 @@ uint64_t gguf_file_bytes(const gguf *g); /* all parts together */
 size_t gguf_n_keys(const gguf *g);
 gguf_str gguf_key(const gguf *g, size_t i);
 gguf_type gguf_key_type(const gguf *g, size_t i);
-/* Value i as short text for people (arrays: element type and count, first elements). Writes at most n bytes with NUL. */
+/* Value i as short text for people (arrays: element type and count, first elements). Writes at most n bytes with NUL.
+ */
 void gguf_key_text(const gguf *g, size_t i, char *dst, size_t n);
 bool gguf_has(const gguf *g, const char *key);
 
@@ -63,12 +78,13 @@ hd_status gguf_get_str(const gguf *g, const char *key, gguf_str *out, hd_err *er
 /* Arrays (a scalar counts as an array of one).  _n gives the length; the element calls are O(1) for numbers;
  * gguf_arr_strs fills out[0..n) (n from gguf_arr_n) in one pass. */
 hd_status gguf_arr_n(const gguf *g, const char *key, gguf_type *elem, size_t *n, hd_err *err);
-hd_status gguf_arr_uint(const gguf *g, const char *key, size_t i, uint64_t min, uint64_t max, uint64_t *out, hd_err *err);
+hd_status gguf_arr_uint(const gguf *g, const char *key, size_t i, uint64_t min, uint64_t max, uint64_t *out,
+                        hd_err *err);
 hd_status gguf_arr_i64(const gguf *g, const char *key, int64_t *out, size_t n, hd_err *err);
 hd_status gguf_arr_f32(const gguf *g, const char *key, float *out, size_t n, hd_err *err);
 hd_status gguf_arr_strs(const gguf *g, const char *key, gguf_str *out, size_t n, hd_err *err);
 
-/* Tensors, in file order; found by name through a hash.  NULL if absent. */
+/* Tensors, in file order; found by name in O(log n).  NULL if absent. */
 size_t gguf_n_tensors(const gguf *g);
 const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i);
 const gguf_tensor *gguf_tensor_find(const gguf *g, const char *name);
