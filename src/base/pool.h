@@ -3,8 +3,8 @@
  * pool_run lets every member, the caller being member 0, run fn(ctx, member, n) once and returns when all are done.
  * Inside fn, pool_barrier waits for all members; pool_next hands out [begin, end) pieces of an index range first come
  * first served, so that a slow core takes fewer (who computes a piece never changes its value).  Waiting spins for a
- * while, then sleeps on a futex, so that an idle or oversubscribed machine is left alone.  Workers have FTZ/DAZ off and
- * round to nearest.  One thread at a time may call pool_run. */
+ * while, then sleeps on a futex, so that an idle or oversubscribed machine is left alone.  All members, the caller
+ * too, have FTZ/DAZ off and round to nearest inside fn.  One thread at a time may call pool_run. */
 #ifndef HD_BASE_POOL_H
 #define HD_BASE_POOL_H
 
@@ -23,6 +23,9 @@ void pool_free(pool *p);
 unsigned pool_size(const pool *p);
 void pool_run(pool *p, pool_fn fn, void *ctx);
 void pool_barrier(pool *p, unsigned member); /* only inside fn, by every member */
+
+/* Fault seam for tests: n further thread starts by this thread succeed, the ones after fail; -1 switches it off. */
+void pool_fail_start_after(long n);
 
 /* A shared cursor over [0, n).  Reset by one member between barriers. */
 typedef struct {

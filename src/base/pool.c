@@ -1,0 +1,237 @@
+/* pool.c - a fixed crew of threads that run one function together.
+ *
+ * Three words carry everything between members: `gen` counts runs and starts one, `pending` counts the workers that have
+ * not finished it, `phase` counts barriers passed.  Each is a futex word with a count of sleepers beside it, so that the
+ * usual case (everyone arrives while the others still spin) costs no system call.
+ *
+ * Waiting has three stages: spin with the pause instruction, then offer the core to others, then sleep.  How long the
+ * first two last adapts between SPIN_MIN and SPIN_MAX, per member, and apart for waits between runs and inside one: a
+ * wait shorter than SPIN_MAX, slept through or not, doubles it, a longer one halves it.  So a quiet decode loop spins
+ * through its short barriers, and a machine with a busy neighbour, where the missing member is not even running, soon
+ * sleeps at once.  With more members than cores nobody spins.
+ *
+ * Read: sleep_until_changed, wake and wait_change, then worker, pool_run, pool_barrier. */
+#include "base/pool.h"
+
+#include "base/mem.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum {
+    POOL_MAX = 256,
+    SPIN_MIN_NS = 1000,  /* about what a futex call costs: spinning less saves nothing */
+    SPIN_MAX_NS = 50000, /* about what a sleep and a wake-up cost; spinning longer cannot pay */
+    PAUSES = 16,         /* between two looks at the clock */
+};
+
+/* A futex word on a line of its own, with the number of members that sleep on it or are about to. */
+typedef struct {
+    _Alignas(64) atomic_uint value;
+    atomic_uint sleepers;
+} pool_word;
+
+typedef struct {
+    _Alignas(64) pool *owner;
+    pthread_t thread;
+    unsigned index;
+    uint32_t idle_spin_ns, spin_ns; /* between runs, inside one; the member's own */
+} pool_member;
+
+struct pool {
+    pool_word gen;     /* publishes fn, ctx, stop */
+    pool_word pending; /* publishes what the workers wrote */
+    pool_word phase;   /* publishes what was written before the barrier */
+    _Alignas(64) atomic_uint arrived;
+    unsigned n, n_started;
+    bool may_spin, stop;
+    pool_fn fn;
+    void *ctx;
+    pool_member members[];
+};
+
+static _Thread_local long fail_start_after = -1;
+void pool_fail_start_after(long n) { fail_start_after = n; }
+
+/* ---- the float environment: the same rounding on every thread that computes ---- */
+
+#if defined(__x86_64__)
+static unsigned fp_enter(void) {
+    unsigned old = _mm_getcsr();
+    _mm_setcsr(0x1f80); /* all exceptions masked, round to nearest, FTZ and DAZ off */
+    return old;
+}
+static void fp_leave(unsigned old) { _mm_setcsr(old); }
+#elif defined(__aarch64__)
+static uint64_t fp_enter(void) {
+    uint64_t old, plain = 0;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(old));
+    __asm__ volatile("msr fpcr, %0" ::"r"(plain));
+    return old;
+}
+static void fp_leave(uint64_t old) { __asm__ volatile("msr fpcr, %0" ::"r"(old)); }
+#else
+static unsigned fp_enter(void) { return 0; }
+static void fp_leave(unsigned old) { (void)old; }
+#endif
+
+/* ---- waiting ---- */
+
+static void cpu_pause(void) {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static bool changed(const pool_word *w, unsigned old) {
+    return atomic_load_explicit(&w->value, memory_order_acquire) != old;
+}
+
+static bool spin(const pool_word *w, unsigned old, uint64_t begin, uint32_t budget_ns) {
+    for (;;) {
+        for (int i = 0; i < PAUSES; i++) {
+            if (changed(w, old)) return true;
+            cpu_pause();
+        }
+        uint64_t spent = now_ns() - begin;
+        if (spent > budget_ns) return false;
+        if (spent > budget_ns / 2) sched_yield(); /* whom we wait for may want this very core */
+    }
+}
+
+static void sleep_until_changed(pool_word *w, unsigned old) {
+    /* Announce the sleep before the kernel compares the word; the waker changes the word before it looks for sleepers.
+     * Both in one total order, so one of the two sees the other. */
+    atomic_fetch_add(&w->sleepers, 1);
+    while (!changed(w, old)) syscall(SYS_futex, &w->value, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+    atomic_fetch_sub(&w->sleepers, 1);
+}
+
+/* Return once the word differs from `old`.  Everything its writer did before is visible then. */
+static void wait_change(const pool *p, pool_word *w, unsigned old, uint32_t *budget_ns) {
+    if (changed(w, old)) return;
+    uint64_t begin = now_ns();
+    if (!p->may_spin || !spin(w, old, begin, *budget_ns)) sleep_until_changed(w, old);
+    if (now_ns() - begin <= SPIN_MAX_NS)
+        *budget_ns = *budget_ns * 2 > SPIN_MAX_NS ? SPIN_MAX_NS : *budget_ns * 2;
+    else
+        *budget_ns = *budget_ns / 2 < SPIN_MIN_NS ? SPIN_MIN_NS : *budget_ns / 2;
+}
+
+static void wake(pool_word *w) { /* after the word was changed */
+    if (atomic_load(&w->sleepers) > 0) syscall(SYS_futex, &w->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* ---- members ---- */
+
+static void *worker(void *arg) {
+    pool_member *m = arg;
+    pool *p = m->owner;
+    unsigned seen = 0;
+    fp_enter();
+    for (;;) {
+        wait_change(p, &p->gen, seen, &m->idle_spin_ns);
+        seen++; /* one run at a time: gen cannot have moved on by two */
+        if (p->stop) return NULL;
+        p->fn(p->ctx, m->index, p->n);
+        if (atomic_fetch_sub(&p->pending.value, 1) == 1) wake(&p->pending);
+    }
+}
+
+void pool_run(pool *p, pool_fn fn, void *ctx) {
+    __auto_type fp = fp_enter();
+    if (p->n > 1) {
+        p->fn = fn;
+        p->ctx = ctx;
+        atomic_store_explicit(&p->pending.value, p->n - 1, memory_order_relaxed);
+        atomic_fetch_add(&p->gen.value, 1);
+        wake(&p->gen);
+    }
+    fn(ctx, 0, p->n);
+    if (p->n > 1) {
+        unsigned left;
+        while ((left = atomic_load_explicit(&p->pending.value, memory_order_acquire)) != 0)
+            wait_change(p, &p->pending, left, &p->members[0].spin_ns);
+    }
+    fp_leave(fp);
+}
+
+void pool_barrier(pool *p, unsigned member) {
+    if (p->n == 1) return;
+    unsigned old = atomic_load_explicit(&p->phase.value, memory_order_relaxed); /* cannot move before we arrive */
+    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) + 1 == p->n) {
+        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed); /* published by phase */
+        atomic_fetch_add(&p->phase.value, 1);
+        wake(&p->phase);
+    } else {
+        wait_change(p, &p->phase, old, &p->members[member].spin_ns);
+    }
+}
+
+unsigned pool_size(const pool *p) { return p->n; }
+
+static int start(pool_member *m) {
+    char name[16];
+    if (fail_start_after == 0) return -1;
+    if (fail_start_after > 0) fail_start_after--;
+    if (pthread_create(&m->thread, NULL, worker, m) != 0) return -1;
+    snprintf(name, sizeof name, "hd-pool-%u", m->index);
+    pthread_setname_np(m->thread, name);
+    return 0;
+}
+
+hd_status pool_new(pool **out, unsigned n_threads, hd_err *err) {
+    *out = NULL;
+    if (n_threads < 1 || n_threads > POOL_MAX)
+        return hd_fail_field(err, HD_INVALID, "threads", "threads must be 1 to %d, not %u", POOL_MAX, n_threads);
+    pool *p = hd_alloc_aligned(64, sizeof *p + n_threads * sizeof *p->members);
+    if (!p) return hd_fail(err, HD_NOMEM, "no memory for a pool of %u threads", n_threads);
+    *p = (pool){.n = n_threads};
+    cpu_set_t cpus;
+    p->may_spin = sched_getaffinity(0, sizeof cpus, &cpus) != 0 || (unsigned)CPU_COUNT(&cpus) >= n_threads;
+    for (unsigned i = 0; i < n_threads; i++)
+        p->members[i] = (pool_member){.owner = p, .index = i, .idle_spin_ns = SPIN_MAX_NS, .spin_ns = SPIN_MAX_NS};
+
+    /* Signals belong to the threads that set handlers, never to a worker. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    bool ok = true;
+    for (unsigned i = 1; ok && i < n_threads; i++)
+        if ((ok = start(&p->members[i]) == 0)) p->n_started++;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!ok) {
+        unsigned started = p->n_started;
+        pool_free(p);
+        return hd_fail(err, HD_NOMEM, "could start %u of %u compute threads", started, n_threads - 1);
+    }
+    *out = p;
+    return HD_OK;
+}
+
+void pool_free(pool *p) {
+    if (!p) return;
+    p->stop = true;
+    atomic_fetch_add(&p->gen.value, 1);
+    wake(&p->gen);
+    for (unsigned i = 1; i <= p->n_started; i++) pthread_join(p->members[i].thread, NULL);
+    hd_free_aligned(p);
+}
