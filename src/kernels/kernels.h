@@ -22,8 +22,10 @@ const kernels *kernels_get(const char *name);
 const char *kernels_name(const kernels *k);
 
 /* ---- matrix products: y = W x ----
- * W has n_rows outputs and n_cols inputs.  Weights are repacked at load into groups of 8 rows (rows padded to 8, columns
- * to the unit).  Activations are quantised per token and block of a token's row into the form the weight type wants. */
+ * W has n_rows outputs and n_cols inputs (a multiple of the type's block, below 2^31).  Weights are repacked at load
+ * into groups of 8 rows (rows padded to 8, columns to the unit); activations are quantised per token and block of a
+ * token's row into the form the weight type wants.  Both forms, and the order of operations, are in mm_layout.h and the
+ * same for every path here, so a packed file outlives a change of path.  All sizes are the caller's to have checked. */
 typedef enum { ACT_F32, ACT_I8_32, ACT_I8_256, ACT_I16_32, ACT_KINDS } act_kind;
 
 typedef struct {
@@ -34,17 +36,23 @@ typedef struct {
 
 bool mm_supported(tensor_type type);
 act_kind mm_act_kind(const kernels *k, tensor_type type);
+/* 0 for a type that is not supported, UINT64_MAX for what no memory holds. */
 uint64_t mm_packed_bytes(const kernels *k, tensor_type type, uint32_t n_rows, uint32_t n_cols);
-/* Pack rows [r0, r1) (r0 a multiple of 8; r1 too or n_rows) from GGUF rows; src points at row 0. */
+/* Pack rows [r0, r1) (r0 a multiple of 8; r1 too or n_rows) from GGUF rows; src points at row 0 and needs no
+ * alignment.  Threads may pack different rows of one w. */
 void mm_pack(const kernels *k, mm_weight *w, const void *src, uint32_t r0, uint32_t r1);
 
-/* Bytes that m tokens of n_cols activations take in form `kind`; a multiple of 64. */
+/* Bytes that m tokens of n_cols activations take in form `kind`; a multiple of 64 (SIZE_MAX: too many). */
 size_t mm_act_bytes(const kernels *k, act_kind kind, uint32_t n_cols, uint32_t m);
-/* Quantise tokens [t0, t1) of m; x[t * ldx + c].  Tokens may be split over threads at multiples of 4. */
+/* Quantise tokens [t0, t1) of m; x[t * ldx + c].  Tokens may be split over threads at multiples of 4.  A block with a
+ * NaN or an infinity makes its token's outputs NaN (in ACT_F32: what IEEE says); magnitudes below 1e-30 count as 0 in
+ * a block of nothing larger. */
 void mm_act_pack(const kernels *k, act_kind kind, const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0,
                  uint32_t t1, void *dst);
 
-/* y[t * ldy + r] = sum_c W[r][c] * x[t][c] for r in [r0, r1) (r0 a multiple of 8; r1 too or n_rows), t in [0, m).
+/* y[t * ldy + r] = sum_c W[r][c] * x[t][c] for r in [r0, r1) (r0 a multiple of 8; r1 too or n_rows), t in [0, m); act
+ * holds exactly these m tokens.  For up to 4 tokens the call reads up to 4 distant streams of weights, the quarters of
+ * [r0, r1): memory speed wants a few hundred KiB of weights per call, many tokens want rows in multiples of 16.
  * scratch: mm_scratch_bytes() of this thread's own, 64-byte aligned. */
 void mm_mul(const kernels *k, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
             uint32_t r1, void *scratch);

@@ -1,0 +1,63 @@
+/* mm.c - the public calls of the matrix products: sizes, and the way into the table. */
+#include "kernels/mm_layout.h"
+
+#include "base/checked.h"
+#include "base/err.h"
+
+bool mm_supported(tensor_type type) {
+    uint32_t cols, bytes;
+    return mm_unit(type, &cols, &bytes);
+}
+
+act_kind mm_act_kind(const kernels *k, tensor_type type) {
+    (void)k;
+    switch ((int)type) {
+    case TENSOR_Q4_0:
+    case TENSOR_Q4_1:
+    case TENSOR_Q5_0:
+    case TENSOR_Q5_1: return ACT_I8_32;
+    case TENSOR_Q8_0:
+    case TENSOR_IQ4_NL:
+    case TENSOR_IQ4_XS: return ACT_I16_32;
+    case TENSOR_Q2_K:
+    case TENSOR_Q3_K:
+    case TENSOR_Q4_K:
+    case TENSOR_Q5_K:
+    case TENSOR_Q6_K: return ACT_I8_256;
+    default: return ACT_F32;
+    }
+}
+
+uint64_t mm_packed_bytes(const kernels *k, tensor_type type, uint32_t n_rows, uint32_t n_cols) {
+    uint32_t cols, bytes;
+    uint64_t n;
+    (void)k;
+    if (!mm_unit(type, &cols, &bytes)) return 0;
+    n = n_rows / MM_ROWS + (n_rows % MM_ROWS != 0);
+    if (!hd_mul(n, mm_group_bytes(type, n_cols), &n) || !hd_align_up(n, 64, &n)) return UINT64_MAX;
+    return n;
+}
+
+size_t mm_act_bytes(const kernels *k, act_kind kind, uint32_t n_cols, uint32_t m) {
+    uint64_t n;
+    (void)k;
+    if (!hd_mul(mm_act_blocks(kind, n_cols) * (uint64_t)mm_act_record(kind), m, &n) || !hd_align_up(n, 64, &n) ||
+        n > SIZE_MAX)
+        return SIZE_MAX;
+    return (size_t)n;
+}
+
+void mm_act_pack(const kernels *k, act_kind kind, const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0,
+                 uint32_t t1, void *dst) {
+    HD_ASSERT(t0 <= t1 && t1 <= m);
+    k->mm->act_pack[kind](x, ldx, n_cols, m, t0, t1, dst);
+}
+
+void mm_mul(const kernels *k, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
+            uint32_t r1, void *scratch) {
+    HD_ASSERT(r0 % MM_ROWS == 0 && (r1 % MM_ROWS == 0 || r1 == w->n_rows) && r1 <= w->n_rows);
+    if (r0 >= r1 || m == 0) return;
+    k->mm->mul(w->type)(w, act, m, y, ldy, r0, r1, scratch);
+}
+
+size_t mm_scratch_bytes(void) { return MM_SCRATCH_BYTES; }
