@@ -92,7 +92,8 @@ void attn_run(const kernels *k, const attn_job *job, void *scratch);
 size_t attn_scratch_bytes(uint32_t max_positions, uint32_t max_group);
 
 /* ---- the rest of a step, one token at a time; n is any length unless said ---- */
-/* out = x / sqrt(mean(x^2) + eps) * w.  Sum of squares in 8 lanes by index modulo 8, then a fixed tree. out may be x. */
+/* out = x / sqrt(mean(x^2) + eps) * w.  Sum of squares in 8 lanes by index modulo 8, then a fixed tree. out may be x.
+ * w NULL: all ones. */
 void vec_rms_norm(const kernels *k, float *out, const float *x, const float *w, size_t n, float eps);
 void vec_add(const kernels *k, float *x, const float *y, size_t n);          /* x += y */
 void vec_scale(const kernels *k, float *x, float s, size_t n);               /* x *= s */
@@ -102,8 +103,10 @@ void vec_softcap(const kernels *k, float *x, float cap, size_t n);           /* 
 /* Rotate the first n_rot of x[head_dim] with cs[n_rot/2] pairs (cos, sin).  neox: pairs (i, i + n_rot/2), else
  * (2i, 2i+1). */
 void vec_rope(const kernels *k, float *x, const float *cs, uint32_t n_rot, bool neox);
-uint32_t vec_argmax(const kernels *k, const float *x, size_t n); /* lowest index of the maximum; NaN never wins */
-/* log(sum exp(x)) in double: max first, exp in f32, sums in 8 double lanes by index modulo 8. -inf entries count 0. */
+/* Lowest index of the maximum; NaN never wins; 0 if there is nothing else. */
+uint32_t vec_argmax(const kernels *k, const float *x, size_t n);
+/* log(sum exp(x)) in double: max first, exp in f32, sums in 8 double lanes by index modulo 8.  -inf entries count 0;
+ * NaN gives NaN, else +inf gives +inf, nothing but -inf gives -inf. */
 double vec_logsumexp(const kernels *k, const float *x, size_t n);
 
 /* Our own exp, tanh, cos and sin in f32 precision, and log, exp and pow in double: the same bits on every machine. */

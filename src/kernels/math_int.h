@@ -1,0 +1,100 @@
+/* math_int.h - our own exp and tanh in f32 for one value: the definition that vector versions repeat bit for bit.
+ *
+ * libm's results change with its version and the CPU it finds; these do not.  Inline, so that each instruction set
+ * compiles them with its own flags; fmaf is correctly rounded everywhere, so the bits agree.  Coefficients come from
+ * scripts/fit_math.py. */
+#ifndef HD_KERNELS_MATH_INT_H
+#define HD_KERNELS_MATH_INT_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MATH_LOG2E_F 0x1.715476p+0f
+#define MATH_LN2_HI_F 0x1.62e4p-1f /* 15 bits, so n * hi is exact */
+#define MATH_LN2_LO_F 0x1.7f7d1cp-20f
+#define MATH_ROUND_F 0x1.8p23f     /* x + this - this rounds to an integer, which stands in the low bits of the sum */
+
+/* exp(r) = 1 + r + r^2 (E0 + E1 r + ...) on |r| <= ln2/2, relative error 2^-28.0 */
+#define MATH_E0 0x1.fffffcp-2f
+#define MATH_E1 0x1.555492p-3f
+#define MATH_E2 0x1.5558f2p-5f
+#define MATH_E3 0x1.1239e2p-7f
+#define MATH_E4 0x1.6a2434p-10f
+/* Beyond these the result is inf or 0 as the last multiplication rounds it. */
+#define MATH_EXP_MAX 89.0f
+#define MATH_EXP_MIN -104.0f
+
+/* tanh(x) = x + x^3 (T0 + T1 x^2 + ...) on |x| < TANH_SMALL, relative error 2^-26.8 */
+#define MATH_TANH_SMALL 0.625f
+#define MATH_T0 -0x1.555532p-2f
+#define MATH_T1 0x1.110726p-3f
+#define MATH_T2 -0x1.b83c5ap-5f
+#define MATH_T3 0x1.52269cp-6f
+#define MATH_T4 -0x1.75e1ccp-8f
+
+/* gelu(x) = x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), the tanh form rewritten: no cancellation for x < 0 */
+#define MATH_GELU_1 0x1.988454p+0f
+#define MATH_GELU_3 0x1.2444f2p-4f
+
+static inline uint32_t math_bits_f(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+static inline float math_from_bits_f(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* e^x.  x > 88.72.. gives inf, x < -103.97.. gives 0, between -87.3 and there the denormals; NaN gives NaN. */
+static inline float math_expf(float x) {
+    x = MATH_EXP_MAX < x ? MATH_EXP_MAX : x; /* written so that NaN passes */
+    x = MATH_EXP_MIN > x ? MATH_EXP_MIN : x;
+    float t = fmaf(x, MATH_LOG2E_F, MATH_ROUND_F);
+    float n = t - MATH_ROUND_F;
+    float r = fmaf(n, -MATH_LN2_LO_F, fmaf(n, -MATH_LN2_HI_F, x));
+    float q = fmaf(r, fmaf(r, fmaf(r, fmaf(r, MATH_E4, MATH_E3), MATH_E2), MATH_E1), MATH_E0);
+    float y = 1.0f + fmaf(r * r, q, r);
+    /* times 2^n in two halves, so that only the second can overflow or round into the denormals */
+    int32_t e = (int32_t)(math_bits_f(t) - math_bits_f(MATH_ROUND_F));
+    int32_t half = e >> 1;
+    y *= math_from_bits_f((uint32_t)(half + 127) << 23);
+    return y * math_from_bits_f((uint32_t)(e - half + 127) << 23);
+}
+
+static inline float math_tanhf(float x) {
+    float a = fabsf(x), u = a * a;
+    float p = fmaf(u, fmaf(u, fmaf(u, fmaf(u, MATH_T4, MATH_T3), MATH_T2), MATH_T1), MATH_T0);
+    float small = fmaf(a * u, p, a);
+    float large = 1.0f - 2.0f / (math_expf(a + a) + 1.0f);
+    return copysignf(a < MATH_TANH_SMALL ? small : large, x);
+}
+
+/* x * sigmoid(z); the exponential never overflows. */
+static inline float math_x_sigmoid(float x, float z) {
+    float e = math_expf(-fabsf(z));
+    return (z >= 0 ? x : x * e) / (1.0f + e);
+}
+
+static inline float math_siluf(float x) { return math_x_sigmoid(x, x); }
+static inline float math_geluf(float x) {
+    return math_x_sigmoid(x, x * fmaf(x * x, MATH_GELU_3, MATH_GELU_1));
+}
+/* cap * tanh(x / cap) */
+static inline float math_softcapf(float x, float cap) { return cap * math_tanhf(x / cap); }
+
+/* Turn the pair (a, b) by the angle with cosine c and sine s. */
+static inline void math_rotate(float *a, float *b, float c, float s) {
+    float x = *a, y = *b;
+    *a = fmaf(x, c, -(y * s));
+    *b = fmaf(y, c, x * s);
+}
+
+/* The fixed tree over 8 lanes: halves, quarters, the last two, as a wide register folds. */
+static inline float math_sum8(const float *l) {
+    return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+}
+
+#endif

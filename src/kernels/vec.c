@@ -1,0 +1,16 @@
+/* vec.c - the public vector calls, straight to the table. */
+#include "kernels/vec_int.h"
+
+void vec_rms_norm(const kernels *k, float *out, const float *x, const float *w, size_t n, float eps) {
+    k->vec->rms_norm(out, x, w, n, eps);
+}
+void vec_add(const kernels *k, float *x, const float *y, size_t n) { k->vec->add(x, y, n); }
+void vec_scale(const kernels *k, float *x, float s, size_t n) { k->vec->scale(x, s, n); }
+void vec_silu_mul(const kernels *k, float *gate, const float *up, size_t n) { k->vec->silu_mul(gate, up, n); }
+void vec_gelu_mul(const kernels *k, float *gate, const float *up, size_t n) { k->vec->gelu_mul(gate, up, n); }
+void vec_softcap(const kernels *k, float *x, float cap, size_t n) { k->vec->softcap(x, cap, n); }
+void vec_rope(const kernels *k, float *x, const float *cs, uint32_t n_rot, bool neox) {
+    k->vec->rope(x, cs, n_rot, neox);
+}
+uint32_t vec_argmax(const kernels *k, const float *x, size_t n) { return k->vec->argmax(x, n); }
+double vec_logsumexp(const kernels *k, const float *x, size_t n) { return k->vec->logsumexp(x, n); }
