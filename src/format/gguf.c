@@ -225,10 +225,10 @@ static const char *foreign_type(uint32_t id) {
     static const struct {
         uint8_t id;
         const char *name;
-    } known[] = {{9, "Q8_1"},     {15, "Q8_K"},    {16, "IQ2_XXS"}, {17, "IQ2_XS"},  {18, "IQ3_XXS"}, {19, "IQ1_S"},
-                 {21, "IQ3_S"},   {22, "IQ2_S"},   {29, "IQ1_M"},   {34, "TQ1_0"},   {35, "TQ2_0"},   {39, "MXFP4"},
-                 {40, "NVFP4"},   {41, "Q1_0"},    {42, "Q2_0"},    {4, "retired"},  {5, "retired"},  {31, "retired"},
-                 {32, "retired"}, {33, "retired"}, {36, "retired"}, {37, "retired"}, {38, "retired"}};
+    } known[] = {{9, "Q8_1"},     {15, "Q8_K"},    {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"},
+                 {21, "IQ3_S"},   {22, "IQ2_S"},   {29, "IQ1_M"},   {34, "TQ1_0"},  {35, "TQ2_0"},   {40, "NVFP4"},
+                 {41, "Q1_0"},    {42, "Q2_0"},    {4, "retired"},  {5, "retired"}, {31, "retired"}, {32, "retired"},
+                 {33, "retired"}, {36, "retired"}, {37, "retired"}, {38, "retired"}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].id == id) return known[i].name;
     return id > 96 ? "not part of GGUF; ik_llama.cpp has ids of its own above 96" : "unknown";

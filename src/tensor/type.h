@@ -29,7 +29,8 @@
     X(I32, "I32", 26, 1, 4)                                                                                            \
     X(I64, "I64", 27, 1, 8)                                                                                            \
     X(F64, "F64", 28, 1, 8)                                                                                            \
-    X(BF16, "BF16", 30, 1, 2)
+    X(BF16, "BF16", 30, 1, 2)                                                                                          \
+    X(MXFP4, "MXFP4", 39, 32, 17)
 
 typedef enum {
 #define X(id, name, gguf, elems, bytes) TENSOR_##id = gguf,
