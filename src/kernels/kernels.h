@@ -60,7 +60,8 @@ size_t mm_scratch_bytes(void);
 
 /* ---- attention over pages ----
  * A page holds positions [i*page_tokens, (i+1)*page_tokens) of every layer of its group.  Within it, one (layer, kv
- * head) has a K region at k_off and a V region at v_off, in the kernel's own layout, kv_head_bytes long each. */
+ * head) has a K region at k_off and a V region at v_off, in the kernel's own layout, kv_head_bytes long each; pages and
+ * offsets are 64-byte aligned.  The layout is the same for all instruction sets. */
 typedef struct {
     uint32_t head_dim;    /* multiple of 8, at most 512 */
     uint32_t page_tokens; /* any power of two; fast paths want >= 16 */
@@ -68,7 +69,7 @@ typedef struct {
 } kv_shape;
 size_t kv_head_bytes(const kv_shape *s); /* of K or of V; a multiple of 64 */
 
-/* Write k[head_dim], v[head_dim] of the position with index `slot` in its page. */
+/* Write k[head_dim], v[head_dim] of the position with index `slot` in its page, F16 rounded to nearest even. */
 void kv_store(const kernels *k, const kv_shape *s, void *page, size_t k_off, size_t v_off, uint32_t slot,
               const float *key, const float *value);
 
@@ -78,16 +79,20 @@ typedef struct {
     size_t k_off, v_off;
     uint32_t n_group;         /* query heads that share this kv head; head h of query i at q + i*ldq + h*head_dim */
     const float *q;
-    float *out;
+    float *out;               /* not q */
     size_t ldq, ldout;        /* floats between consecutive queries */
     uint32_t pos0, n_q;       /* query i sits at position pos0 + i */
     uint32_t kv_end;          /* 0: causal, query at p sees positions <= p; else every query sees positions < kv_end */
-    uint32_t window;          /* 0: none; else position j is seen from p iff p - j < window */
+    uint32_t window;          /* 0: none; else position j is seen from p iff j > p - window (later ones as kv_end says) */
     float scale, softcap;     /* score = q.k * scale; softcap > 0: softcap * tanh(score / softcap) */
+    const float *sinks;       /* n_group scores that take part in the softmax without a value, or NULL */
 } attn_job;
-/* Softmax(q K^T) V for n_q queries x n_group heads.  Order: scores per position, the maximum, exp and their sum over
- * positions in 8 lanes by position modulo 8 (then a fixed tree), then values summed in ascending position.
- * scratch: attn_scratch_bytes of this thread's own. */
+/* Softmax(q K^T) V for n_q queries x n_group heads.  A query that sees nothing gets zeros.  Positions that no query sees
+ * may hold anything.  Order: positions in blocks of 256 at absolute multiples; in a block scores, the maximum, exp and
+ * their sum in 8 lanes by position modulo 8, values in ascending position; blocks merged in ascending order (written out
+ * in attn_int.h).  One (query, head) has the same bits whatever else is in the job and whatever the page size.
+ * Cost is n_q * n_group * positions: split big jobs over threads by queries (multiples of 16) and kv heads.
+ * scratch: attn_scratch_bytes of this thread's own, 64-byte aligned. */
 void attn_run(const kernels *k, const attn_job *job, void *scratch);
 size_t attn_scratch_bytes(uint32_t max_positions, uint32_t max_group);
 
