@@ -141,12 +141,14 @@ def forward(m, ids, wrong=None):
     return x @ t.get("output.weight", t["token_embd.weight"]).T
 
 
-def peer_logits(path, ids):
+def peer_logits(path, ids, model):
     import llama_cpp
 
-    # the binding's own yarn defaults would override the file's: -1 means "as the file says"
+    # the peer takes yarn's betas from its caller and, for most architectures, not from the file: pass them on
+    beta_fast, beta_slow = (model.key("rope.scaling.yarn_beta_" + k, -1.0) for k in ("fast", "slow"))
     m = llama_cpp.Llama(path, n_ctx=512, n_batch=512, n_ubatch=512, n_threads=1, n_threads_batch=1, logits_all=True,
-                        flash_attn=False, type_k=0, type_v=0, yarn_beta_fast=-1.0, yarn_beta_slow=-1.0, verbose=False)
+                        flash_attn=False, type_k=0, type_v=0, yarn_beta_fast=beta_fast,
+                        yarn_beta_slow=beta_slow, verbose=False)
     m.eval(ids.tolist())
     return np.array(m.scores[:len(ids)], dtype=np.float64)
 
@@ -170,7 +172,7 @@ def main():
         line = f"{v.name:14} numpy {naive:.1e}{'' if naive < 2e-5 else ' WRONG'}"
         if peer:
             try:
-                d = max(abs(peer_logits(path, ids) - want).max() for ids, want in golden)
+                d = max(abs(peer_logits(path, ids, m) - want).max() for ids, want in golden)
                 note = ""
                 if v.arch == "llama" and v.window:
                     note = " (by design: no window there)"

@@ -47,8 +47,9 @@ def build(v):
         common["rope_parameters"] = {
             "full_attention": rope_parameters(v),
             "sliding_attention": dict(rope_type="default", rope_theta=v.theta_swa or 10000.0)}
-        cls, cfg = Gemma3ForCausalLM, Gemma3TextConfig(**common, sliding_window=v.window, sliding_window_pattern=v.pattern or 6,
-                                                       query_pre_attn_scalar=v.head_dim)
+        cls = Gemma3ForCausalLM
+        cfg = Gemma3TextConfig(**common, sliding_window=v.window, sliding_window_pattern=v.pattern or 6,
+                               query_pre_attn_scalar=v.head_dim)
     elif v.arch == "qwen2":
         cls, cfg = Qwen2ForCausalLM, Qwen2Config(**common, use_sliding_window=False)
     elif v.arch == "qwen3":

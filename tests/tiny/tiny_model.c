@@ -1,7 +1,8 @@
 /* tiny_model.c - writes the small random models as GGUF v3 and reads their stored logits.
  *
  * Order: the generator, the tensor list of a variant, block formats, the file.  Everything is streamed a matrix row at a
- * time.  The generator must stay equal, bit for bit, to tiny_gen.py; make_goldens.py --check compares whole files. */
+ * time.  The generator must stay equal, bit for bit, to tiny_gen.py: test_tiny.c compares
+ * whole data sections. */
 #include "tiny/tiny_model.h"
 
 #include "base/mem.h"
