@@ -20,7 +20,8 @@ def heddle(*args, stdin=None, timeout=1800):
     """Runs heddle and returns what it prints; stops with its message if it fails."""
     p = subprocess.run([HEDDLE, *map(str, args)], input=stdin, capture_output=True, timeout=timeout)
     if p.returncode:
-        raise SystemExit(f"heddle {' '.join(map(str, args))[:200]}\nexit {p.returncode}: {p.stderr.decode(errors='replace')[-2000:]}")
+        message = p.stderr.decode(errors="replace")[-2000:]
+        raise SystemExit(f"heddle {' '.join(map(str, args))[:200]}\nexit {p.returncode}: {message}")
     return p.stdout
 
 

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""compare.py - heddle's speed against llama.cpp's: same file, same machine, same minutes, alternating.
+
+usage: compare.py MODEL.gguf [--rounds 5] [--threads 2] [-p 512] [-n 64] [-b 1,8] [--depth 0] [--flash on,off]
+                  [--peer-only] [--json OUT]        (setting up the peer: tests/oracle/peer.py)
+
+Each round starts a fresh process of each engine in turn: `heddle bench MODEL -p P -n N -b ROWS --threads T --json`, then
+llama.cpp through llama-cpp-python's low-level calls with each --flash setting.  The order turns round every round.
+What the peer's timers include: one llama_decode call of P tokens into an empty cache, logits of the last token only
+(prefill); N calls of one token for each of ROWS sequences of their own, logits of every token, tokens fixed beforehand
+so that no sampling is timed (decode).  Each follows an untimed warm-up of the same shape.  Loading is not included.
+Ratios are heddle / peer within a round, against the peer's better setting of that round: min, median, max.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "oracle"))
+import peer as P  # noqa: E402
+
+
+def bench_peer(model, a):
+    """One run in this process; prints the shape of `heddle bench --json` (the parts that are compared)."""
+    rows = [int(x) for x in a.b.split(",")]
+    t0 = time.perf_counter()
+    peer = P.Peer(model, n_ctx=max(a.p, a.depth + a.n + 8) + 8, threads=a.threads, flash=a.flash == "on", n_seqs=max(rows),
+                  n_batch=max(512, a.p))
+    load = time.perf_counter() - t0
+    lc = peer.lc
+    token = lambda i: 100 + i * 7919 % (min(peer.n_vocab, 30000) - 200)
+
+    def prefill(seq, n, first=0):
+        peer.decode([token(i) for i in range(n)], range(first, first + n), [seq] * n, [0] * (n - 1) + [1])
+        lc.llama_get_logits_ith(peer.ctx, n - 1)
+
+    def timed_prefill():
+        peer.clear()
+        t = time.perf_counter()
+        prefill(0, a.p)
+        return time.perf_counter() - t
+
+    timed_prefill()
+    out = {"prefill": [{"tokens": a.p, "tok_s": a.p / timed_prefill()}], "decode": [], "load_ms": 1000 * load,
+           "threads": a.threads, "isa": peer.system_info(), "version": peer.version()}
+    for r in rows:
+        peer.clear()
+        for s in range(r):
+            for at in range(0, a.depth, 512):
+                prefill(s, min(512, a.depth - at), at)
+        warm = 4
+        for i in range(warm + a.n):
+            if i == warm:
+                t = time.perf_counter()
+            peer.decode([token(i + s) for s in range(r)], [a.depth + i] * r, list(range(r)), [1] * r)
+            lc.llama_get_logits_ith(peer.ctx, r - 1)
+        out["decode"].append({"rows": r, "tok_s": r * a.n / (time.perf_counter() - t), "depth": a.depth})
+    print(json.dumps(out))
+
+
+def flat(r):
+    """{"prefill 512": tok/s, "decode 1": tok/s, ...}"""
+    d = {f"prefill {x['tokens']}": x["tok_s"] for x in r["prefill"]}
+    d.update({f"decode {x['rows']}": x["tok_s"] for x in r["decode"]})
+    return d
+
+
+def spread(xs, form="{:.1f}"):
+    return " ".join(form.format(f(xs)) for f in (min, statistics.median, max))
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("model")
+    ap.add_argument("--rounds", type=int, default=5)
+    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("-p", type=int, default=512)
+    ap.add_argument("-n", type=int, default=64)
+    ap.add_argument("-b", default="1,8")
+    ap.add_argument("--depth", type=int, default=0)
+    ap.add_argument("--flash", default="on,off")
+    ap.add_argument("--peer-only", action="store_true")
+    ap.add_argument("--json")
+    ap.add_argument("--bench-peer", action="store_true", help=argparse.SUPPRESS)
+    a = ap.parse_args()
+    if a.bench_peer:
+        return bench_peer(a.model, a)
+    shape = ["-p", str(a.p), "-n", str(a.n), "-b", a.b, "--depth", str(a.depth), "--threads", str(a.threads)]
+    engines = [("peer flash " + f, [sys.executable, os.path.abspath(__file__), a.model, *shape, "--flash", f, "--bench-peer"])
+               for f in a.flash.split(",")]
+    if not a.peer_only:
+        engines.insert(0, ("heddle", [P.HEDDLE, "bench", a.model, *shape, "--json"]))
+    runs = {name: [] for name, _ in engines}
+    raw = []
+    for k in range(a.rounds):
+        for name, cmd in engines if k % 2 == 0 else engines[::-1]:
+            p = subprocess.run(cmd, capture_output=True, timeout=1800)
+            if p.returncode:
+                sys.exit(f"{' '.join(cmd)}: exit {p.returncode}\n{p.stderr.decode(errors='replace')[-2000:]}")
+            r = json.loads(p.stdout)
+            raw.append({"round": k, "engine": name, **r})
+            runs[name].append(flat(r))
+    info = {x["engine"]: x for x in raw}
+    some = info[engines[-1][0]]
+    print(f"{os.path.basename(a.model)}, {a.threads} threads, {a.rounds} rounds, depth {a.depth}; load {os.getloadavg()[0]:.2f}")
+    print(f"peer: {some['version']}, {some['isa']}")
+    if "heddle" in info:
+        print(f"heddle: isa {info['heddle'].get('isa')}, threads {info['heddle'].get('threads')}")
+    peers = [n for n in runs if n != "heddle"]
+    print(f"{'':14}" + "".join(f"{n + ' tok/s':>28}" for n in runs) + ("" if a.peer_only else f"{'heddle / best peer':>24}"))
+    for key in runs[peers[0]][0]:
+        line = f"{key:14}" + "".join(f"{spread([r[key] for r in runs[n]]):>28}" for n in runs)
+        if not a.peer_only:
+            ratios = [h[key] / max(runs[n][k][key] for n in peers) for k, h in enumerate(runs["heddle"])]
+            line += f"{spread(ratios, '{:.2f}'):>24}"
+        print(line)
+    print("(min median max)")
+    if a.json:
+        with open(a.json, "w") as f:
+            json.dump(raw, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
