@@ -88,9 +88,10 @@ static void q8_0(const float *x, uint8_t *b) {
 static void mxfp4(const float *x, uint8_t *b) {
     float amax = fabsf(extreme(x, 32)), d;
     uint8_t q[32];
-    int e = 0;
-    if (amax > 0) e = ilogbf(amax) - 2 + 127;
-    b[0] = (uint8_t)(e < 0 ? 0 : e > 254 ? 254 : e);
+    uint32_t bits;
+    memcpy(&bits, &amax, 4);
+    bits >>= 23; /* the exponent with its bias of 127, as in the block */
+    b[0] = (uint8_t)(bits > 2 ? bits - 2 : 0);
     d = block_mx_half_scale(b[0]);
     for (int i = 0; i < 32; i++) {
         float least = INFINITY;
