@@ -544,6 +544,14 @@ const gguf_kv *gguf_kv_find(const gguf *g, const char *key) {
     return NULL;
 }
 
+uint64_t gguf_kv_bytes(const gguf_kv *kv) {
+    const uint8_t *p = kv->p;
+    uint64_t n;
+    if (kv->elem != GGUF_STRING) return kv->n * elem_bytes(kv->elem);
+    for (uint64_t i = 0; i < kv->n; i++) memcpy(&n, p, 8), p += 8 + n;
+    return (uint64_t)(p - kv->p);
+}
+
 void gguf_tensor_release(const gguf *g, const gguf_tensor *t) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data, to = from + t->size_bytes;
     if (!g->parts[t->part].map) return; /* memory of the caller */

@@ -49,6 +49,8 @@ hd_status gguf_open_one(gguf **out, const char *path, hd_err *err);
 /* Build tensor_order anew and refuse equal names. */
 hd_status gguf_index_tensors(gguf *g, hd_err *err);
 
+/* Bytes of a key's value in the file, without type and count. */
+uint64_t gguf_kv_bytes(const gguf_kv *kv);
 const gguf_kv *gguf_kv_find(const gguf *g, const char *key);
 
 /* Error with byte offset (or HD_NOWHERE), field (or "") and the file's path in front. */
