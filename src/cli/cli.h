@@ -2,6 +2,15 @@
 #ifndef HD_CLI_CLI_H
 #define HD_CLI_CLI_H
 
+/* X(name, what it does).  Each is int cmd_NAME(int argc, char **argv) in NAME.c, argv[0] being the name. */
+#define COMMANDS(X)                                                                                                    \
+    X(inspect, "what a model file holds")                                                                              \
+    X(version, "print the version")
+
+#define X(name, what) int cmd_##name(int argc, char **argv);
+COMMANDS(X)
+#undef X
+
 enum { EXIT_FAILED = 1, EXIT_USAGE = 64 }; /* DESIGN: 0 done, 1 the request failed, 64 wrong usage */
 
 #endif

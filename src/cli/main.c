@@ -1,12 +1,10 @@
-/* main.c - the command table.  One file per command; each is int cmd_NAME(int argc, char **argv). */
+/* main.c - finds the command in the table of cli.h.  One file per command. */
 #include "cli/cli.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define COMMANDS(X) X(version, "print the version")
-
-static int cmd_version(int argc, char **argv) {
+int cmd_version(int argc, char **argv) {
     (void)argc, (void)argv;
     printf("heddle %s\n", HEDDLE_VERSION);
     return 0;

@@ -257,7 +257,7 @@ static void put_elem(text *t, gguf_type type, const uint8_t *base, uint64_t i) {
         snprintf(s, sizeof s, "%s", base[i] ? "true" : "false");
     else if (!load(type, base, i, &x))
         return;
-    else if (type != GGUF_F32 && type != GGUF_F64)
+    else if ((type != GGUF_F32 && type != GGUF_F64) || (x.whole && x.magnitude < 1000000000000000))
         snprintf(s, sizeof s, "%s%llu", x.negative ? "-" : "", (unsigned long long)x.magnitude);
     else
         /* The shortest digits that read back equal. */
