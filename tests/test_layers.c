@@ -1,0 +1,113 @@
+/* test_layers.c - the folders of src/ are layers: an include names the same folder or one further left in
+ *
+ *     base <- tensor <- kernels <- format <- text <- decode <- model <- state <- exec <- serve <- cli
+ *
+ * Sub-folders (kernels/avx2, exec/methods) belong to the folder they are in.  Tests and fuzzers may include anything.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char *const layers[] = {"base",  "tensor", "kernels", "format", "text", "decode",
+                                     "model", "state",  "exec",    "serve",  "cli"};
+enum { N_LAYERS = sizeof layers / sizeof *layers };
+
+/* The layer that `path` (from src/) starts with, or -1. */
+static int layer_of(const char *path) {
+    size_t n = strcspn(path, "/");
+    for (int i = 0; i < N_LAYERS; i++)
+        if (strlen(layers[i]) == n && !memcmp(layers[i], path, n)) return i;
+    return -1;
+}
+
+/* NULL if a file of `layer` may have this line, else what is wrong with it. */
+static const char *judge(int layer, const char *line) {
+    int target;
+    line += strspn(line, " \t");
+    if (*line++ != '#') return NULL;
+    line += strspn(line, " \t");
+    if (strncmp(line, "include", 7)) return NULL;
+    line += 7;
+    line += strspn(line, " \t");
+    if (*line++ != '"') return NULL; /* a system header */
+    if (!strncmp(line, "heddle.h\"", 9)) return layer >= layer_of("exec/") ? NULL : "only exec and above know the API";
+    target = layer_of(line);
+    if (target < 0) return "an include is written from src/, starting with its layer";
+    return target <= layer ? NULL : "it points to the right";
+}
+
+typedef struct {
+    int files, bad;
+} tally;
+
+static void walk(const char *rel, int layer, tally *t) {
+    char path[600];
+    DIR *d;
+    snprintf(path, sizeof path, "%s/../src/%s", TEST_DIR, rel);
+    d = opendir(path);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char sub[300];
+        struct stat sb;
+        size_t n = strlen(e->d_name);
+        if (e->d_name[0] == '.') continue;
+        snprintf(sub, sizeof sub, "%.100s%s%.150s", rel, *rel ? "/" : "", e->d_name);
+        snprintf(path, sizeof path, "%s/../src/%s", TEST_DIR, sub);
+        assert_int_equal(stat(path, &sb), 0);
+        if (S_ISDIR(sb.st_mode)) {
+            int l = *rel ? layer : layer_of(e->d_name);
+            if (l < 0)
+                print_error("src/%s is no layer\n", sub), t->bad++;
+            else
+                walk(sub, l, t);
+        } else if (*rel && n > 2 && e->d_name[n - 2] == '.' && strchr("ch", e->d_name[n - 1])) {
+            char line[1000];
+            FILE *f = fopen(path, "r");
+            assert_non_null(f);
+            t->files++;
+            for (int no = 1; fgets(line, sizeof line, f); no++) {
+                const char *why = judge(layer, line);
+                if (why) print_error("src/%s:%d: %s: %s", sub, no, why, line), t->bad++;
+            }
+            fclose(f);
+        }
+    }
+    closedir(d);
+}
+
+static void includes_point_left(void **state) {
+    tally t = {0, 0};
+    (void)state;
+    walk("", -1, &t);
+    assert_true(t.files > 20);
+    assert_int_equal(t.bad, 0);
+}
+
+static void the_judge_can_refuse(void **state) {
+    int format = layer_of("format/gguf.h");
+    (void)state;
+    assert_null(judge(format, "#include \"tensor/type.h\"\n"));
+    assert_null(judge(format, "  #  include \"format/gguf.h\"\n"));
+    assert_null(judge(format, "#include <string.h>\n"));
+    assert_null(judge(format, "const char *s = \"text/x.h\";\n"));
+    assert_non_null(judge(format, "#include \"text/tokenizer.h\"\n"));
+    assert_non_null(judge(format, "# include \"cli/cli.h\"\n"));
+    assert_non_null(judge(format, "#include \"gguf.h\"\n"));
+    assert_non_null(judge(format, "#include \"../text/tokenizer.h\"\n"));
+    assert_non_null(judge(format, "#include \"heddle.h\"\n"));
+    assert_null(judge(layer_of("cli/"), "#include \"heddle.h\"\n"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(includes_point_left),
+        cmocka_unit_test(the_judge_can_refuse),
+    };
+    return cmocka_run_group_tests_name("layers", tests, NULL, NULL);
+}
