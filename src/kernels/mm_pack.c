@@ -27,12 +27,6 @@ static inline void fold_bits2(uint8_t *bits, unsigned r, const uint8_t *q) { /* 
     for (unsigned j = 0; j < 4; j++) v |= mm_ld32(q + 4 * j) << 2 * j;
     put32(bits + 4 * r, v);
 }
-static inline void fold_pair_nibbles(uint8_t *nib, unsigned r, const uint8_t *q) {
-    for (unsigned p = 0; p < 8; p++) {
-        uint16_t v = (uint16_t)(mm_ld16(q + 2 * p) | mm_ld16(q + 16 + 2 * p) << 4);
-        memcpy(nib + 16 * p + 2 * r, &v, 2);
-    }
-}
 static inline void copy_nibbles(uint8_t *nib, unsigned r, const uint8_t *qs) {
     for (unsigned j = 0; j < 4; j++) memcpy(nib + 32 * j + 4 * r, qs + 4 * j, 4);
 }

@@ -1,0 +1,202 @@
+/* bench_matmul.c - speed of the matrix products as shares of what this core can do, one thread.
+ *
+ *   bench_matmul [-p PATH] [-t TYPE] [-m M] [-k COLS] [-r REPEATS] [-n MIB]
+ *
+ * Each line alternates the kernel with two plain loops in the same process and prints medians, as absolute numbers move
+ * by a third on a shared machine and ratios much less:
+ *   read   the weight bytes of the call read as 4 distant streams, from memory
+ *   peak   the inner operation of the type's multiply-accumulate from registers: maddubs + paddw, madd + paddd, or fma
+ * Timed: mm_mul alone, thread CPU time, weights from a buffer larger than the last cache.  Not timed: mm_act_pack,
+ * printed apart as ns per value; packing as GB/s of GGUF bytes. */
+#include "base/mem.h"
+#include "kernels/mm_layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if HD_HAVE_AVX2
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,fma"), noinline))
+
+static volatile int sink;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Bytes read as 4 streams; seconds. */
+AVX2 static double ref_read(const uint8_t *p, size_t bytes) {
+    __m256i a[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+    size_t part = bytes / 4 & ~(size_t)127;
+    double t = now();
+    for (size_t i = 0; i < part; i += 64) {
+#define READ(s)                                                                                                        \
+    a[s] = _mm256_xor_si256(a[s], _mm256_xor_si256(_mm256_loadu_si256((const void *)(p + s * part + i)),               \
+                                                   _mm256_loadu_si256((const void *)(p + s * part + i + 32))));
+        READ(0) READ(1) READ(2) READ(3)
+    }
+    t = now() - t;
+    a[0] = _mm256_xor_si256(_mm256_xor_si256(a[0], a[1]), _mm256_xor_si256(a[2], a[3]));
+    sink = _mm256_extract_epi32(a[0], 0);
+    return t;
+}
+
+/* GMAC/s of 8 independent chains; kind 0 maddubs + paddw, 1 madd + paddd, 2 fma. */
+AVX2 static double ref_peak(int kind) {
+    enum { N = 200000 };
+    __m256i w = _mm256_set1_epi8(1), v = _mm256_set1_epi8(2), z = _mm256_setzero_si256();
+    __m256i a0 = z, a1 = z, a2 = z, a3 = z, a4 = z, a5 = z, a6 = z, a7 = z;
+    __m256 x = _mm256_set1_ps(1.0f), y = _mm256_set1_ps(0.5f), zf = _mm256_setzero_ps();
+    __m256 f0 = zf, f1 = zf, f2 = zf, f3 = zf, f4 = zf, f5 = zf, f6 = zf, f7 = zf;
+    double t = now();
+#define ALL(step)                                                                                                      \
+    for (int n = 0; n < N; n++) {                                                                                      \
+        step(0) step(1) step(2) step(3) step(4) step(5) step(6) step(7)                                                \
+    }
+#define BYTES(i)                                                                                                       \
+    a##i = _mm256_add_epi16(a##i, _mm256_maddubs_epi16(w, v));                                                         \
+    __asm__ volatile("" : "+x"(a##i), "+x"(w));
+#define WORDS(i)                                                                                                       \
+    a##i = _mm256_add_epi32(a##i, _mm256_madd_epi16(w, v));                                                            \
+    __asm__ volatile("" : "+x"(a##i), "+x"(w));
+#define FLOATS(i)                                                                                                      \
+    f##i = _mm256_fmadd_ps(x, y, f##i);                                                                                \
+    __asm__ volatile("" : "+x"(f##i));
+    if (kind == 0)
+        ALL(BYTES)
+    else if (kind == 1)
+        ALL(WORDS)
+    else
+        ALL(FLOATS)
+    t = now() - t;
+    f0 = _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(f0, f1), _mm256_add_ps(f2, f3)),
+                       _mm256_add_ps(_mm256_add_ps(f4, f5), _mm256_add_ps(f6, f7)));
+    a0 = _mm256_add_epi32(_mm256_add_epi32(_mm256_add_epi32(a0, a1), _mm256_add_epi32(a2, a3)),
+                          _mm256_add_epi32(_mm256_add_epi32(a4, a5), _mm256_add_epi32(a6, a7)));
+    sink = _mm256_extract_epi32(_mm256_add_epi32(a0, _mm256_castps_si256(f0)), 0);
+    return 8.0 * N * (kind == 0 ? 32 : kind == 1 ? 16 : 8) / t * 1e-9;
+}
+
+static int cmp(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+static double median(double *v, int n) {
+    qsort(v, (size_t)n, sizeof *v, cmp);
+    return v[n / 2];
+}
+
+typedef struct {
+    const kernels *k;
+    size_t buffer;
+    int repeats;
+} config;
+
+/* rows: of one call (one layer's matrix); the buffer holds many such matrices one after the other. */
+static void run(const config *cfg, tensor_type type, uint32_t rows, uint32_t cols, const uint32_t *ms, int n_ms) {
+    const tensor_type_info *info = tensor_type_get((uint32_t)type);
+    size_t row_bytes = (size_t)(cols / info->block_elems) * info->block_bytes;
+    size_t call_bytes = mm_group_bytes(type, cols) * (rows / 8);
+    uint32_t copies = (uint32_t)(cfg->buffer / call_bytes) + 1;
+    mm_weight w = {.type = type, .n_rows = rows, .n_cols = cols};
+    uint8_t *base;
+    uint8_t *raw = hd_alloc(row_bytes * rows);
+    act_kind kind = mm_act_kind(cfg->k, type);
+    int peak_kind = kind == ACT_F32 ? 2 : kind == ACT_I16_32 ? 1 : 0;
+    void *scratch = hd_alloc_aligned(64, mm_scratch_bytes());
+    double pack;
+    w.data = base = hd_alloc_aligned(64, call_bytes * copies);
+    if (!raw || !base || !scratch) exit(1);
+    /* plain numbers in every scale field: denormals or infinities would be another benchmark */
+    for (size_t i = 0; i < row_bytes * rows; i++) raw[i] = (uint8_t)(0x24 + (i * 2654435761u >> 13 & 7));
+    mm_pack(cfg->k, &w, raw, 0, rows);
+    pack = now();
+    mm_pack(cfg->k, &w, raw, 0, rows);
+    pack = (double)(row_bytes * rows) / (now() - pack) * 1e-9;
+    for (uint32_t i = 1; i < copies; i++) memcpy(base + i * call_bytes, base, call_bytes);
+    for (int j = 0; j < n_ms; j++) {
+        uint32_t m = ms[j], at = 0;
+        double t_k[64], t_r[64], g[64], gbs, gmac, read, peak, act;
+        float *x = hd_alloc((size_t)m * cols * 4), *y = hd_alloc((size_t)m * rows * 4);
+        void *a = hd_alloc_aligned(64, mm_act_bytes(cfg->k, kind, cols, m));
+        if (!x || !y || !a) exit(1);
+        memset(y, 0, (size_t)m * rows * 4);
+        for (size_t i = 0; i < (size_t)m * cols; i++) x[i] = (float)(i * 2654435761u % 1000) * 1e-3f - 0.5f;
+        mm_act_pack(cfg->k, kind, x, cols, cols, m, 0, m, a);
+        act = now();
+        mm_act_pack(cfg->k, kind, x, cols, cols, m, 0, m, a);
+        act = now() - act;
+        for (int i = 0; i < cfg->repeats; i++) {
+            uint32_t other = (at + copies / 2) % copies;
+            t_r[i] = ref_read(base + other * call_bytes, call_bytes);
+            g[i] = ref_peak(peak_kind);
+            w.data = base + at * call_bytes;
+            t_k[i] = now();
+            mm_mul(cfg->k, &w, a, m, y, rows, 0, rows, scratch);
+            t_k[i] = now() - t_k[i];
+            at = (at + 1) % copies;
+        }
+        gbs = (double)call_bytes / median(t_k, cfg->repeats) * 1e-9;
+        gmac = (double)rows * cols * m / median(t_k, cfg->repeats) * 1e-9;
+        read = (double)call_bytes / median(t_r, cfg->repeats) * 1e-9;
+        peak = median(g, cfg->repeats);
+        printf("%-7s %6ux%-5u %4u  %7.1f GMAC/s = %4.2f of %4.0f   %6.1f GB/s = %4.2f of %5.1f   act %5.2f ns"
+               "  pack %4.1f GB/s\n",
+               info->name, rows, cols, m, gmac, gmac / peak, peak, gbs, gbs / read, read,
+               act / ((double)m * cols) * 1e9, pack);
+        fflush(stdout);
+        hd_free(x);
+        hd_free(y);
+        hd_free_aligned(a);
+    }
+    hd_free(raw);
+    hd_free_aligned(base);
+    hd_free_aligned(scratch);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        tensor_type type;
+        uint32_t rows, cols;
+    } cases[] = {{TENSOR_Q4_0, 2048, 2048},   {TENSOR_Q4_1, 2048, 2048},   {TENSOR_Q4_1, 1536, 576},
+                 {TENSOR_Q5_0, 2048, 640},    {TENSOR_Q5_1, 2048, 2048},   {TENSOR_Q8_0, 2048, 2048},
+                 {TENSOR_Q8_0, 49152, 576},   {TENSOR_Q4_K, 2048, 2048},   {TENSOR_Q5_K, 2048, 2048},
+                 {TENSOR_Q6_K, 2048, 2048},   {TENSOR_Q2_K, 2048, 2048},   {TENSOR_Q3_K, 2048, 2048},
+                 {TENSOR_IQ4_NL, 2048, 2048}, {TENSOR_IQ4_XS, 2048, 2048}, {TENSOR_F16, 2048, 1024},
+                 {TENSOR_BF16, 2048, 1024},   {TENSOR_F32, 2048, 1024}};
+    uint32_t ms[] = {1, 2, 3, 4, 8, 16, 32, 128}, cols = 0;
+    const char *type = NULL, *path = NULL;
+    int n_ms = sizeof ms / sizeof *ms;
+    config cfg = {.buffer = 96u << 20, .repeats = 15};
+    for (int i = 1; i + 1 < argc; i += 2) {
+        int opt = argv[i][0] == '-' ? argv[i][1] : 0;
+        if (opt == 'p')
+            path = argv[i + 1];
+        else if (opt == 't')
+            type = argv[i + 1];
+        else if (opt == 'm')
+            ms[0] = (uint32_t)atoi(argv[i + 1]), n_ms = 1;
+        else if (opt == 'k')
+            cols = (uint32_t)atoi(argv[i + 1]);
+        else if (opt == 'r')
+            cfg.repeats = atoi(argv[i + 1]);
+        else if (opt == 'n')
+            cfg.buffer = (size_t)atoi(argv[i + 1]) << 20;
+    }
+    if (cfg.repeats < 1 || cfg.repeats > 64) cfg.repeats = 15;
+    cfg.k = kernels_get(path);
+    if (!cfg.k) return fprintf(stderr, "no path %s here\n", path), 64;
+    printf("path %s; one thread; rows x cols, tokens; share of the multiply-accumulate peak; share of a 4-stream read\n",
+           kernels_name(cfg.k));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (!type || !strcmp(type, tensor_type_get((uint32_t)cases[i].type)->name))
+            run(&cfg, cases[i].type, cases[i].rows, cols ? cols : cases[i].cols, ms, n_ms);
+    return 0;
+}
+#else
+int main(void) { return 0; }
+#endif

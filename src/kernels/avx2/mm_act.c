@@ -1,0 +1,144 @@
+/* mm_act.c - quantisation of activations, 8 values at a time; the records of mm_layout.h, bit for bit as generic. */
+#include "kernels/avx2/mm_avx2.h"
+
+/* 8 values from column c on, zeros past n_cols. */
+static inline __m256 load8(const float *x, uint32_t c, uint32_t n_cols) {
+    if (c + 8 <= n_cols) return _mm256_loadu_ps(x + c);
+    if (c >= n_cols) return _mm256_setzero_ps();
+    __m256i have = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n_cols - c)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return _mm256_maskload_ps(x + c, have);
+}
+
+static inline __m256i magnitude(__m256 v) {
+    return _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff));
+}
+
+/* As generic: the largest bit pattern decides, the reciprocal is 0 when nothing may be converted. */
+static inline float scale_of(__m256i max, float top, float *inv) {
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(max), _mm256_extracti128_si256(max, 1));
+    uint32_t bits;
+    float amax;
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+    bits = (uint32_t)_mm_cvtsi128_si32(m);
+    memcpy(&amax, &bits, 4);
+    *inv = 0;
+    if (bits >= 0x7f800000u) {
+        bits = 0x7fc00000u;
+        memcpy(&amax, &bits, 4);
+        return amax;
+    }
+    if (amax < MM_TINY) return 0;
+    *inv = top / amax;
+    return amax / top;
+}
+
+/* With inv 0 the value may be infinite: 0 * inf is not 0, so mask it away. */
+static inline __m256i quant8(__m256 v, __m256 inv, __m256 on) {
+    return _mm256_cvtps_epi32(_mm256_and_ps(_mm256_mul_ps(v, inv), on));
+}
+
+/* 32 values -> 32 int8 in order. */
+static inline __m256i quant32(const __m256 *v, float inv) {
+    __m256 s = _mm256_set1_ps(inv), on = _mm256_castsi256_ps(_mm256_set1_epi32(inv == 0 ? 0 : -1));
+    __m256i a = _mm256_packs_epi32(quant8(v[0], s, on), quant8(v[1], s, on));
+    __m256i b = _mm256_packs_epi32(quant8(v[2], s, on), quant8(v[3], s, on));
+    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+/* int16 lane sums of each 16 values: dwords 0..3 of a 128-bit half hold (k%4 in {0,1}, {2,3}) pairs; add the four. */
+static inline __m256i lane_sums(__m256i q) {
+    __m256i p = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
+    p = _mm256_add_epi16(p, _mm256_shuffle_epi32(p, 0x4e));
+    return _mm256_add_epi16(p, _mm256_shuffle_epi32(p, 0xb1));
+}
+
+void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    uint32_t n_blocks = mm_act_blocks(ACT_I8_32, n_cols), step;
+    for (uint32_t t = t0; t < t1; t++) {
+        act_i8_32 *a = (act_i8_32 *)((uint8_t *)dst + mm_act_at(ACT_I8_32, n_blocks, m, t, &step));
+        const float *row = x + t * ldx;
+        for (uint32_t b = 0; b < n_blocks; b++, a += step) {
+            __m256 v[4];
+            __m256i max = _mm256_setzero_si256(), q;
+            __m128i sums;
+            float inv;
+            int sum;
+            for (uint32_t i = 0; i < 4; i++) {
+                v[i] = load8(row, 32 * b + 8 * i, n_cols);
+                max = _mm256_max_epu32(max, magnitude(v[i]));
+            }
+            a->scale = scale_of(max, 127, &inv);
+            q = quant32(v, inv);
+            _mm256_storeu_si256((__m256i *)a->q, q);
+            q = lane_sums(q);
+            sums = _mm_add_epi16(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+            _mm_storeu_si32(a->init, _mm_mullo_epi16(sums, _mm_set1_epi16(-8)));
+            sum = _mm_cvtsi128_si32(_mm_madd_epi16(sums, _mm_set1_epi16(1)));
+            a->sum16 = 16 * sum;
+            a->ssum = a->scale * (float)sum;
+        }
+    }
+}
+
+void mm_avx2_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    uint32_t n_blocks = mm_act_blocks(ACT_I8_256, n_cols), step;
+    for (uint32_t t = t0; t < t1; t++) {
+        act_i8_256 *a = (act_i8_256 *)((uint8_t *)dst + mm_act_at(ACT_I8_256, n_blocks, m, t, &step));
+        const float *row = x + t * ldx;
+        for (uint32_t b = 0; b < n_blocks; b++, a += step) {
+            __m256i max = _mm256_setzero_si256();
+            float inv;
+            for (uint32_t i = 0; i < 32; i++)
+                max = _mm256_max_epu32(max, magnitude(load8(row, 256 * b + 8 * i, n_cols)));
+            a->scale = scale_of(max, 127, &inv);
+            memset(a->pad, 0, sizeof a->pad);
+            for (uint32_t s = 0; s < 8; s++) {
+                __m256 v[4];
+                __m256i q, sums;
+                int s0, s1;
+                for (uint32_t i = 0; i < 4; i++) v[i] = load8(row, 256 * b + 32 * s + 8 * i, n_cols);
+                q = quant32(v, inv);
+                _mm256_storeu_si256((__m256i *)(a->q + 32 * s), q);
+                q = lane_sums(q);
+                sums = _mm256_mullo_epi16(q, _mm256_set1_epi16(-32));
+                _mm_storeu_si32(a->init[2 * s], _mm256_castsi256_si128(sums));
+                _mm_storeu_si32(a->init[2 * s + 1], _mm256_extracti128_si256(sums, 1));
+                sums = _mm256_madd_epi16(q, _mm256_set1_epi16(1));
+                s0 = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
+                s1 = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
+                a->sum16[2 * s] = (int16_t)s0;
+                a->sum16[2 * s + 1] = (int16_t)s1;
+                a->sum32[s] = (int16_t)(s0 + s1);
+            }
+        }
+    }
+}
+
+void mm_avx2_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    uint32_t n_blocks = mm_act_blocks(ACT_I16_32, n_cols), step;
+    for (uint32_t t = t0; t < t1; t++) {
+        act_i16_32 *a = (act_i16_32 *)((uint8_t *)dst + mm_act_at(ACT_I16_32, n_blocks, m, t, &step));
+        const float *row = x + t * ldx;
+        for (uint32_t b = 0; b < n_blocks; b++, a += step) {
+            __m256 v[4], s, on;
+            __m256i max = _mm256_setzero_si256();
+            float inv;
+            for (uint32_t i = 0; i < 4; i++) {
+                v[i] = load8(row, 32 * b + 8 * i, n_cols);
+                max = _mm256_max_epu32(max, magnitude(v[i]));
+            }
+            a->scale = scale_of(max, 32767, &inv);
+            s = _mm256_set1_ps(inv);
+            on = _mm256_castsi256_ps(_mm256_set1_epi32(inv == 0 ? 0 : -1));
+            for (uint32_t i = 0; i < 4; i += 2) {
+                __m256i q = _mm256_packs_epi32(quant8(v[i], s, on), quant8(v[i + 1], s, on));
+                _mm256_storeu_si256((__m256i *)(a->q + 8 * i), _mm256_permute4x64_epi64(q, 0xd8));
+            }
+        }
+    }
+}
+
+void mm_avx2_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    mm_generic.act_pack[ACT_F32](x, ldx, n_cols, m, t0, t1, dst);
+}

@@ -1,0 +1,91 @@
+/* mm_avx2.h - what the AVX2 matrix products share: tile tables, the driver, and how to keep a compiler from spilling.
+ *
+ * A tile multiplies nr groups of 8 rows with nc tokens of one panel over all of k.  Vectors are 8 rows, so nothing is
+ * summed across lanes and every tile shape gives the same bits.  Two ways through a matrix:
+ *
+ *   direct  weights are unpacked in registers as they are read; up to 4 tokens walk 4 (or 2) distant streams
+ *   panel   for many tokens: 16 rows x some k are unpacked once into scratch (L1) and then meet all panels of tokens
+ *
+ * Tiles are always_inline functions of constants (type, nr, nc), instantiated by the tables at the end of each file. */
+#ifndef HD_KERNELS_AVX2_MM_AVX2_H
+#define HD_KERNELS_AVX2_MM_AVX2_H
+
+#include "kernels/mm_layout.h"
+
+#include <immintrin.h>
+
+#define TILE_INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* gcc hoists all multiplies of a step above its additions and then spills them all (measured: -40 %).  KEEP pins the
+ * order of one accumulation, FENCE keeps loads in their step. */
+#define KEEP(v) __asm__("" : "+x"(v))
+#define FENCE() __asm__ volatile("" ::: "memory")
+
+/* int16 lanes: acc += pairs of unsigned w * signed a. */
+#define MAC(acc, w, a)                                                                                                 \
+    do {                                                                                                               \
+        acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a));                                                       \
+        KEEP(acc);                                                                                                     \
+    } while (0)
+
+TILE_INLINE __m256i load256(const void *p) { return _mm256_loadu_si256(p); }
+TILE_INLINE __m128i load128(const void *p) { return _mm_loadu_si128(p); }
+TILE_INLINE __m256 half8(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+TILE_INLINE __m256i bcast32(const void *p) {
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm256_set1_epi32(v);
+}
+/* Prefetch `bytes` (a constant) of a stream, `ahead` bytes from here. */
+TILE_INLINE void prefetch(const uint8_t *p, ptrdiff_t ahead, const int bytes) {
+    UNROLL
+    for (int o = 0; o < bytes; o += 64) _mm_prefetch((const char *)p + ahead + o, _MM_HINT_T0);
+}
+
+/* Tile sums while they live in memory: floats of (token c, group r) at f[c * nr + r], integers likewise. */
+typedef struct {
+    __m256 f[16];
+    __m256i i[16];
+} tile_sums;
+
+/* w: nr streams, prefetched `ahead` bytes ahead; a: records of the panel at the first unit; out->f is written. */
+typedef void (*mm_tile)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units, tile_sums *out);
+/* sums: 2 * nc vectors, read and written, so that k can come in several runs. */
+typedef void (*mm_panel_tile)(const uint8_t *panel, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp);
+
+typedef struct {
+    mm_tile direct[5][5]; /* [nr][nc]: nr 4 with nc 1..2; nr 2 and 1 with nc 1..4 */
+    mm_panel_tile panel[5];
+    void (*unpack)(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *panel);
+    uint32_t panel_units, panel_min; /* units per run of k; tokens from which the panel wins */
+} mm_tiles;
+
+/* Runs a whole mm_mul call. */
+void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
+                   uint32_t r1, void *scratch);
+
+void mm_avx2_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
+void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
+void mm_avx2_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
+void mm_avx2_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
+
+extern const mm_tiles mm_avx2_q4_0, mm_avx2_q4_1, mm_avx2_q5_0, mm_avx2_q5_1;
+extern const mm_tiles mm_avx2_q2_k, mm_avx2_q3_k, mm_avx2_q4_k, mm_avx2_q5_k, mm_avx2_q6_k;
+extern const mm_tiles mm_avx2_q8_0, mm_avx2_iq4_nl, mm_avx2_iq4_xs;
+extern const mm_tiles mm_avx2_f32, mm_avx2_f16, mm_avx2_bf16;
+
+/* fn(nr, nc) for every shape of the direct table. */
+#define MM_SHAPES(fn) fn(4, 1) fn(4, 2) fn(2, 1) fn(2, 2) fn(2, 3) fn(2, 4) fn(1, 1) fn(1, 2) fn(1, 3) fn(1, 4)
+#define MM_DIRECT(p)                                                                                                   \
+    {                                                                                                                  \
+        [4] = {[1] = p##_4x1, [2] = p##_4x2}, [2] = {[1] = p##_2x1, [2] = p##_2x2, [3] = p##_2x3, [4] = p##_2x4},      \
+        [1] = {[1] = p##_1x1, [2] = p##_1x2, [3] = p##_1x3, [4] = p##_1x4},                                            \
+    }
+#define MM_PANELS(p) {[1] = p##_p1, [2] = p##_p2, [3] = p##_p3, [4] = p##_p4}
+
+#endif

@@ -1,0 +1,157 @@
+/* mm_drive.c - the way of a call through its matrix: which rows meet which tokens when. */
+#include "kernels/avx2/mm_avx2.h"
+
+enum {
+    M_BLOCK = 128, /* tokens whose quantised activations stay in L2 while all rows pass by; measured */
+    AHEAD = 320,   /* bytes of prefetch in a stream; nearer and further are slower with four streams (measured) */
+};
+
+/* Scratch: sums of 16 rows x M_BLOCK tokens, one tile, the panel. */
+typedef struct {
+    __m256 sums[2 * M_BLOCK];
+    tile_sums tile;
+    uint8_t panel[];
+} work;
+
+typedef struct {
+    const mm_tiles *t;
+    const mm_weight *w;
+    const uint8_t *act;
+    size_t group_bytes, record;
+    uint32_t n_units, n_blocks, r1, m;
+    float *y;
+    size_t ldy;
+    work *s;
+} call;
+
+static inline const uint8_t *group_at(const call *c, uint32_t g) {
+    return (const uint8_t *)c->w->data + g * c->group_bytes;
+}
+
+static inline void store(const call *c, uint32_t g, uint32_t t, const __m256 *v) {
+    float *y = c->y + t * c->ldy + (size_t)g * MM_ROWS;
+    uint32_t n = c->r1 - g * MM_ROWS;
+    if (n >= MM_ROWS)
+        _mm256_storeu_ps(y, _mm256_load_ps((const float *)v));
+    else
+        memcpy(y, v, n * sizeof *y);
+}
+
+/* nr groups starting at g, `apart` groups from each other, with the nc tokens at t. */
+static void tile(const call *c, uint32_t nr, uint32_t nc, uint32_t g, uint32_t apart, uint32_t t, ptrdiff_t ahead) {
+    const uint8_t *w[4];
+    for (uint32_t r = 0; r < nr; r++) w[r] = group_at(c, g + r * apart);
+    c->t->direct[nr][nc](w, ahead, c->act + (size_t)t * c->n_blocks * c->record, c->n_units, &c->s->tile);
+    for (uint32_t i = 0; i < nc; i++)
+        for (uint32_t r = 0; r < nr; r++) store(c, g + r * apart, t + i, &c->s->tile.f[i * nr + r]);
+}
+
+/* Up to 4 tokens: nr streams advance together, each through its own part of the rows. */
+static void streams(const call *c, uint32_t nr, uint32_t g0, uint32_t g1) {
+    uint32_t part = (g1 - g0) / nr;
+    for (uint32_t i = 0; i < part; i++) tile(c, nr, c->m, g0 + i, part, 0, AHEAD);
+    for (uint32_t g = g0 + nr * part; g < g1; g++) tile(c, 1, c->m, g, 0, 0, AHEAD);
+}
+
+/* Lines [i, i + 1) / n of the next `bytes` at w: while one run is multiplied, the next one comes from memory. */
+static inline void prefetch_part(const uint8_t *w, size_t bytes, uint32_t i, uint32_t n) {
+    for (size_t o = bytes * i / n & ~(size_t)63; o < bytes * (i + 1) / n; o += 64)
+        _mm_prefetch((const char *)w + o, _MM_HINT_T0);
+}
+
+static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
+    uint32_t per_unit = c->n_blocks / c->n_units, n_panels = (t1 - t0 + MM_PANEL - 1) / MM_PANEL;
+    size_t unit = c->group_bytes / c->n_units;
+    memset(c->s->sums, 0, (size_t)(t1 - t0) * 2 * sizeof *c->s->sums);
+    for (uint32_t u = 0; u < c->n_units; u += c->t->panel_units) {
+        uint32_t n = c->n_units - u < c->t->panel_units ? c->n_units - u : c->t->panel_units;
+        const uint8_t *w = group_at(c, g) + u * unit;
+        /* the next run: further on in these two groups, or the beginning of the next two */
+        const uint8_t *next = u + n < c->n_units ? w + n * unit : group_at(c, g + 2);
+        c->t->unpack(w, w + c->group_bytes, n, c->s->panel);
+        for (uint32_t i = 0; i < n_panels; i++) {
+            uint32_t t = t0 + i * MM_PANEL, nc = t1 - t < MM_PANEL ? t1 - t : MM_PANEL;
+            const uint8_t *a = c->act + ((size_t)t * c->n_blocks + (size_t)u * per_unit * nc) * c->record;
+            prefetch_part(next, c->t->panel_units * unit, i, n_panels);
+            prefetch_part(next + c->group_bytes, c->t->panel_units * unit, i, n_panels);
+            c->t->panel[nc](c->s->panel, a, n, c->s->sums + (t - t0) * 2, c->s->tile.i);
+        }
+    }
+    for (uint32_t t = t0; t < t1; t++)
+        for (uint32_t r = 0; r < 2; r++) store(c, g + r, t, &c->s->sums[(t - t0) * 2 + r]);
+}
+
+/* The first panel of tokens brings the weights from memory, the last one fetches those of the next groups. */
+static void groups_direct(const call *c, uint32_t nr, uint32_t g, uint32_t t0, uint32_t t1) {
+    for (uint32_t t = t0; t < t1; t += MM_PANEL) {
+        bool last = t + MM_PANEL >= t1 && t > t0;
+        tile(c, nr, t1 - t < MM_PANEL ? t1 - t : MM_PANEL, g, 1, t, last ? (ptrdiff_t)(nr * c->group_bytes) : AHEAD);
+    }
+}
+
+static void block(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_t t1) {
+    bool panel = c->t->unpack && t1 - t0 >= c->t->panel_min;
+    uint32_t g = g0;
+    for (; g + 2 <= g1; g += 2) {
+        if (panel)
+            pair_by_panel(c, g, t0, t1);
+        else
+            groups_direct(c, 2, g, t0, t1);
+    }
+    if (g < g1) groups_direct(c, 1, g, t0, t1);
+}
+
+void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
+                   uint32_t r1, void *scratch) {
+    act_kind kind = mm_act_kind(NULL, w->type);
+    uint32_t g0 = r0 / MM_ROWS, g1 = (r1 + MM_ROWS - 1) / MM_ROWS, n, size;
+    call c = {.t = t,
+              .w = w,
+              .act = act,
+              .group_bytes = mm_group_bytes(w->type, w->n_cols),
+              .record = mm_act_record(kind),
+              .n_units = mm_units(w->type, w->n_cols),
+              .n_blocks = mm_act_blocks(kind, w->n_cols),
+              .r1 = r1,
+              .m = m,
+              .y = y,
+              .ldy = ldy,
+              .s = scratch};
+    if (m <= 2) {
+        streams(&c, 4, g0, g1);
+    } else if (m <= MM_PANEL) {
+        streams(&c, 2, g0, g1);
+    } else {
+        n = (m + M_BLOCK - 1) / M_BLOCK; /* even blocks, in whole panels */
+        size = ((m + n - 1) / n + MM_PANEL - 1) / MM_PANEL * MM_PANEL;
+        for (uint32_t t0 = 0; t0 < m; t0 += size) block(&c, g0, g1, t0, m - t0 < size ? m : t0 + size);
+    }
+}
+
+#define MUL(name)                                                                                                      \
+    static void mul_##name(const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,         \
+                           uint32_t r1, void *scratch) {                                                               \
+        mm_avx2_drive(&mm_avx2_##name, w, act, m, y, ldy, r0, r1, scratch);                                            \
+    }
+MUL(q4_0)
+MUL(q4_1)
+MUL(q5_0)
+MUL(q5_1)
+
+static mm_mul_fn mul_of(tensor_type type) {
+    switch ((int)type) {
+    case TENSOR_Q4_0: return mul_q4_0;
+    case TENSOR_Q4_1: return mul_q4_1;
+    case TENSOR_Q5_0: return mul_q5_0;
+    case TENSOR_Q5_1: return mul_q5_1;
+    default: return mm_generic.mul(type);
+    }
+}
+
+const mm_ops mm_avx2 = {
+    .act_pack = {[ACT_F32] = mm_avx2_act_f32,
+                 [ACT_I8_32] = mm_avx2_act_i8_32,
+                 [ACT_I8_256] = mm_avx2_act_i8_256,
+                 [ACT_I16_32] = mm_avx2_act_i16_32},
+    .mul = mul_of,
+};
