@@ -65,10 +65,6 @@ typedef struct {
     uint32_t panel_units, panel_min; /* units per run of k; tokens from which the panel wins */
 } mm_tiles;
 
-/* Runs a whole mm_mul call. */
-void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
-                   uint32_t r1, void *scratch);
-
 void mm_avx2_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);

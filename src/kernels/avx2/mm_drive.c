@@ -101,7 +101,7 @@ static void block(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_t
     if (g < g1) groups_direct(c, 1, g, t0, t1);
 }
 
-void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
+static void drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
                    uint32_t r1, void *scratch) {
     act_kind kind = mm_act_kind(NULL, w->type);
     uint32_t g0 = r0 / MM_ROWS, g1 = (r1 + MM_ROWS - 1) / MM_ROWS, n, size;
@@ -128,23 +128,37 @@ void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint3
     }
 }
 
-#define MUL(name)                                                                                                      \
+/* X(type, name) */
+#define TYPES(X)                                                                                                       \
+    X(F32, f32)                                                                                                        \
+    X(F16, f16)                                                                                                        \
+    X(BF16, bf16)                                                                                                      \
+    X(Q4_0, q4_0)                                                                                                      \
+    X(Q4_1, q4_1)                                                                                                      \
+    X(Q5_0, q5_0)                                                                                                      \
+    X(Q5_1, q5_1)                                                                                                      \
+    X(Q8_0, q8_0)                                                                                                      \
+    X(Q2_K, q2_k)                                                                                                      \
+    X(Q3_K, q3_k)                                                                                                      \
+    X(Q4_K, q4_k)                                                                                                      \
+    X(Q5_K, q5_k)                                                                                                      \
+    X(Q6_K, q6_k)                                                                                                      \
+    X(IQ4_NL, iq4_nl)                                                                                                  \
+    X(IQ4_XS, iq4_xs)
+
+#define MUL(type, name)                                                                                                \
     static void mul_##name(const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,         \
                            uint32_t r1, void *scratch) {                                                               \
-        mm_avx2_drive(&mm_avx2_##name, w, act, m, y, ldy, r0, r1, scratch);                                            \
+        drive(&mm_avx2_##name, w, act, m, y, ldy, r0, r1, scratch);                                                    \
     }
-MUL(q4_0)
-MUL(q4_1)
-MUL(q5_0)
-MUL(q5_1)
+TYPES(MUL)
 
 static mm_mul_fn mul_of(tensor_type type) {
     switch ((int)type) {
-    case TENSOR_Q4_0: return mul_q4_0;
-    case TENSOR_Q4_1: return mul_q4_1;
-    case TENSOR_Q5_0: return mul_q5_0;
-    case TENSOR_Q5_1: return mul_q5_1;
-    default: return mm_generic.mul(type);
+#define CASE(id, name)                                                                                                 \
+    case TENSOR_##id: return mul_##name;
+        TYPES(CASE)
+    default: return NULL;
     }
 }
 
