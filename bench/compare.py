@@ -89,10 +89,14 @@ def main():
     if a.bench_peer:
         return bench_peer(a.model, a)
     shape = ["-p", str(a.p), "-n", str(a.n), "-b", a.b, "--depth", str(a.depth), "--threads", str(a.threads)]
-    engines = [("peer flash " + f, [sys.executable, os.path.abspath(__file__), a.model, *shape, "--flash", f, "--bench-peer"])
-               for f in a.flash.split(",")]
+    itself = [sys.executable, os.path.abspath(__file__), a.model, *shape, "--bench-peer", "--flash"]
+    engines = [("peer flash " + f, itself + [f]) for f in a.flash.split(",")]
     if not a.peer_only:
         engines.insert(0, ("heddle", [P.HEDDLE, "bench", a.model, *shape, "--json"]))
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"beware: the load is {load:.2f} before the first run; with a busy neighbour the peer's threads lose most of "
+              "their speed and ratios mean nothing", file=sys.stderr)
     runs = {name: [] for name, _ in engines}
     raw = []
     for k in range(a.rounds):
@@ -105,12 +109,13 @@ def main():
             runs[name].append(flat(r))
     info = {x["engine"]: x for x in raw}
     some = info[engines[-1][0]]
-    print(f"{os.path.basename(a.model)}, {a.threads} threads, {a.rounds} rounds, depth {a.depth}; load {os.getloadavg()[0]:.2f}")
+    print(f"{os.path.basename(a.model)}, {a.threads} threads, {a.rounds} rounds, depth {a.depth}; load before {load:.2f}")
     print(f"peer: {some['version']}, {some['isa']}")
     if "heddle" in info:
         print(f"heddle: isa {info['heddle'].get('isa')}, threads {info['heddle'].get('threads')}")
     peers = [n for n in runs if n != "heddle"]
-    print(f"{'':14}" + "".join(f"{n + ' tok/s':>28}" for n in runs) + ("" if a.peer_only else f"{'heddle / best peer':>24}"))
+    last = "" if a.peer_only else f"{'heddle / best peer':>24}"
+    print(f"{'':14}" + "".join(f"{n + ' tok/s':>28}" for n in runs) + last)
     for key in runs[peers[0]][0]:
         line = f"{key:14}" + "".join(f"{spread([r[key] for r in runs[n]]):>28}" for n in runs)
         if not a.peer_only:

@@ -90,8 +90,8 @@ def main():
         worst = max([worst] + [r[0] for r in rows])
         print(line, flush=True)
     n = len(gaps)
-    print(f"{same} of {min(args.prompts, len(PROMPTS))} prompts equal; {sum(g > 0 for g in gaps)} of {n} tokens differ from the "
-          f"peer's choice on the same text; largest gap {worst:.4f}, near tie means at most {args.tie}")
+    print(f"{same} of {min(args.prompts, len(PROMPTS))} prompts equal; {sum(g > 0 for g in gaps)} of {n} tokens differ from "
+          f"the peer's choice on the same text; largest gap {worst:.4f}, near tie means at most {args.tie}")
     sys.exit(worst > args.tie)
 
 

@@ -41,7 +41,8 @@ def main():
                 nll -= P.log_softmax_at(y, chunk[i + 1])
                 n += 1
     ppl = math.exp(nll / n)
-    print(f"{peer.version()}: {len(ids)} tokens, {n} scored, nll {nll / n:.6f}, perplexity {ppl:.4f}, {time.time() - t0:.1f} s")
+    print(f"{peer.version()}: {len(ids)} tokens, {n} scored, nll {nll / n:.6f}, perplexity {ppl:.4f}, "
+          f"{time.time() - t0:.1f} s")
     if args.peer_only:
         return
     peer.close()
