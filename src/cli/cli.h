@@ -4,7 +4,9 @@
 
 /* X(name, what it does).  Each is int cmd_NAME(int argc, char **argv) in NAME.c, argv[0] being the name. */
 #define COMMANDS(X)                                                                                                    \
+    X(detokenize, "token ids to text")                                                                                 \
     X(inspect, "what a model file holds")                                                                              \
+    X(tokenize, "text to token ids")                                                                                   \
     X(version, "print the version")
 
 #define X(name, what) int cmd_##name(int argc, char **argv);

@@ -1,0 +1,83 @@
+/* detokenize.c - `heddle detokenize MODEL --ids 1,2,3 [--special] [--json]`: the text, or {"text"}. */
+#include "cli/cli.h"
+#include "cli/input.h"
+
+#include "base/jsonw.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int usage(void) {
+    fprintf(stderr, "usage: heddle detokenize MODEL --ids 1,2,3 [--special] [--json]\n"
+                    "  --special   control tokens are written by name\n");
+    return EXIT_USAGE;
+}
+
+/* Numbers with commas or white space between; an empty list is one too. */
+static hd_status parse_ids(const char *s, id_list *ids, hd_err *err) {
+    const char *p = s + strspn(s, " \t\r\n");
+    while (*p) {
+        char *end;
+        long v;
+        hd_status st;
+        errno = 0;
+        v = strtol(p, &end, 10);
+        if (end == p || errno || v < 0 || v > INT32_MAX)
+            return hd_fail_at(err, HD_INVALID, (uint64_t)(p - s), "--ids: no token id at byte %zu", (size_t)(p - s));
+        if ((st = id_list_add(ids, (int32_t)v, err))) return st;
+        p = end + strspn(end, " \t\r\n");
+        if (*p == ',') {
+            p++;
+            p += strspn(p, " \t\r\n");
+            if (!*p) return hd_fail_at(err, HD_INVALID, (uint64_t)(p - s), "--ids: no token id after the last comma");
+        }
+    }
+    return HD_OK;
+}
+
+static hd_status answer(const tokenizer *t, const char *list, bool special, bool json, hd_err *err) {
+    id_list ids;
+    hd_buf text, out;
+    hd_status st;
+    id_list_init(&ids, INT32_MAX);
+    buf_init(&text, SIZE_MAX);
+    buf_init(&out, SIZE_MAX);
+    if (!(st = parse_ids(list, &ids, err)) && !(st = tokenizer_decode(t, ids.ids, ids.n, special, &text, err))) {
+        if (json) {
+            buf_str(&out, "{\"text\":\"");
+            jsonw_escape(&out, buf_cstr(&text), text.len);
+            buf_str(&out, "\"}");
+        } else {
+            buf_add(&out, buf_cstr(&text), text.len);
+        }
+        buf_byte(&out, '\n');
+        if (out.failed) st = hd_fail(err, out.failed, "no memory for the text of %zu tokens", ids.n);
+        else if (fwrite(out.data, 1, out.len, stdout) != out.len || fflush(stdout))
+            st = hd_fail(err, HD_IO, "stdout cannot be written");
+    }
+    id_list_deinit(&ids);
+    buf_deinit(&text);
+    buf_deinit(&out);
+    return st;
+}
+
+int cmd_detokenize(int argc, char **argv) {
+    const char *model = NULL, *list = NULL;
+    bool special = false, json = false;
+    tokenizer *t;
+    hd_err err;
+    hd_status st;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--ids") && !list && i + 1 < argc) list = argv[++i];
+        else if (!strcmp(argv[i], "--special")) special = true;
+        else if (!strcmp(argv[i], "--json")) json = true;
+        else if (!model && argv[i][0] != '-') model = argv[i];
+        else return usage();
+    }
+    if (!model || !list) return usage();
+    if (input_tokenizer(&t, model, &err)) return input_fail(&err);
+    st = answer(t, list, special, json, &err);
+    tokenizer_free(t);
+    return st ? input_fail(&err) : 0;
+}

@@ -1,0 +1,67 @@
+/* input.c - see input.h. */
+#include "cli/input.h"
+
+#include "cli/cli.h"
+#include "format/gguf.h"
+
+#include <errno.h>
+#include <string.h>
+
+enum { MAX_LINE_BYTES = 1 << 28 };
+
+hd_status input_tokenizer(tokenizer **out, const char *model, hd_err *err) {
+    gguf *g;
+    hd_status st;
+    *out = NULL;
+    if ((st = gguf_open(&g, model, err))) return st;
+    st = tokenizer_from_gguf(out, g, err);
+    gguf_close(g);
+    return st;
+}
+
+static FILE *open_or_stdin(const char *path) { return strcmp(path, "-") ? fopen(path, "rb") : stdin; }
+static void close_unless_stdin(FILE *f) {
+    if (f && f != stdin) fclose(f);
+}
+
+hd_status input_file(const char *path, hd_buf *out, hd_err *err) {
+    FILE *f = open_or_stdin(path);
+    char block[65536];
+    size_t n;
+    bool bad;
+    if (!f) return hd_fail(err, errno == ENOENT ? HD_NOTFOUND : HD_IO, "%s: %s", path, strerror(errno));
+    while ((n = fread(block, 1, sizeof block, f))) buf_add(out, block, n);
+    bad = ferror(f);
+    close_unless_stdin(f);
+    if (bad) return hd_fail(err, HD_IO, "%s: cannot be read", path);
+    return out->failed ? hd_fail(err, out->failed, "%s: too large", path) : HD_OK;
+}
+
+hd_status input_lines_open(input_lines *l, const char *path, hd_err *err) {
+    buf_init(&l->line, MAX_LINE_BYTES);
+    l->number = 0;
+    if (!(l->f = open_or_stdin(path))) return hd_fail(err, HD_NOTFOUND, "%s: %s", path, strerror(errno));
+    return HD_OK;
+}
+
+bool input_lines_next(input_lines *l) {
+    int c, any = 0;
+    buf_clear(&l->line);
+    while ((c = getc_unlocked(l->f)) != EOF) {
+        any = 1;
+        if (c == '\n') break;
+        buf_byte(&l->line, (char)c);
+    }
+    if (any) l->number++;
+    return any;
+}
+
+void input_lines_close(input_lines *l) {
+    close_unless_stdin(l->f);
+    buf_deinit(&l->line);
+}
+
+int input_fail(const hd_err *err) {
+    fprintf(stderr, "heddle: %s\n", err->msg);
+    return EXIT_FAILED;
+}

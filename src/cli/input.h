@@ -1,0 +1,29 @@
+/* input.h - what commands read: the tokenizer of a model, whole files, lines of a file or of stdin ("-"). */
+#ifndef HD_CLI_INPUT_H
+#define HD_CLI_INPUT_H
+
+#include "base/buf.h"
+#include "text/tokenizer.h"
+
+#include <stdio.h>
+
+/* The tokenizer of MODEL (a GGUF file, also one that holds a vocabulary only).  Free with tokenizer_free. */
+hd_status input_tokenizer(tokenizer **out, const char *model, hd_err *err);
+
+/* The bytes of a file appended to out. */
+hd_status input_file(const char *path, hd_buf *out, hd_err *err);
+
+/* Lines end in LF alone; the last may lack it. */
+typedef struct {
+    FILE *f;
+    hd_buf line; /* the current one, without its LF */
+    unsigned long number;
+} input_lines;
+hd_status input_lines_open(input_lines *l, const char *path, hd_err *err);
+bool input_lines_next(input_lines *l); /* false at the end; a line that is too long is cut and line.failed is set */
+void input_lines_close(input_lines *l);
+
+/* "heddle: message" on stderr; returns EXIT_FAILED. */
+int input_fail(const hd_err *err);
+
+#endif
