@@ -30,5 +30,9 @@ void attn_run(const kernels *k, const attn_job *job, void *scratch) {
 size_t attn_scratch_bytes(uint32_t max_positions, uint32_t max_group) {
     (void)max_positions;
     (void)max_group;
+#if HD_HAVE_AVX2
+    return attn_avx2.scratch_bytes;
+#else
     return attn_generic.scratch_bytes;
+#endif
 }

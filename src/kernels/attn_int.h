@@ -34,6 +34,9 @@ struct attn_ops {
 };
 
 extern const attn_ops attn_generic;
+#if HD_HAVE_AVX2
+extern const attn_ops attn_avx2;
+#endif
 
 static inline size_t kv_elem_bytes(const kv_shape *s) { return s->kv_type == TENSOR_F16 ? 2 : 4; }
 

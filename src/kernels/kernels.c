@@ -12,7 +12,7 @@
 static const kernels k_generic = {.name = "generic", .mm = &mm_generic, .attn = &attn_generic, .vec = &vec_generic};
 
 #if HD_HAVE_AVX2
-static const kernels k_avx2 = {.name = "avx2", .mm = &mm_avx2, .attn = &attn_generic, .vec = &vec_avx2};
+static const kernels k_avx2 = {.name = "avx2", .mm = &mm_avx2, .attn = &attn_avx2, .vec = &vec_avx2};
 
 /* AVX2, FMA and F16C: always together in silicon, but a hypervisor can hide each.  cpu_supports also asks whether the
  * system saves the wide registers; clang 14 does not know the name "f16c", so that bit is read by hand. */

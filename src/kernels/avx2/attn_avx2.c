@@ -1,0 +1,357 @@
+/* attn_avx2.c - attention over pages with 8-wide registers, to the bits of attn_generic.c (order: attn_int.h).
+ *
+ * Work goes tile by tile: up to TILE_ROWS rows, a row being one (query, head), queries outermost.  Per block of 256
+ * positions a tile makes all scores, turns them into p, and sums values; rows are taken up to 6 at a time so that 12
+ * accumulators stay in registers while K or V streams by.  F16 is widened on the fly: the conversion runs beside the
+ * multiplications and costs less than a widened copy would.  K and V of a block are read from memory once per tile.
+ *
+ * A lane is one position (scores) or one dimension (values), so no sum is ever split: rows, tiles and pages can be cut
+ * anywhere.  Rows of a group see slightly different ranges; what all of them see goes together, the ragged ends alone.
+ * Read: run, tile_block, scores, softmax_row, values. */
+#include "kernels/attn_int.h"
+#include "kernels/avx2/math_avx2.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+enum {
+    TILE_ROWS = 48,  /* a tile's scores and one K block fit L2; 8 groups of 6 share each read of K and V */
+    GROUP_ROWS = 6,  /* 2 x 6 accumulators, 2 loaded vectors, 1 broadcast: 15 of 16 registers */
+    MAX_GROUPS = TILE_ROWS / GROUP_ROWS,
+};
+
+typedef struct {
+    uint32_t begin, n;       /* rows [begin, begin + n) of the tile */
+    uint32_t lo, hi;         /* in this block: what any row sees, relative to the block */
+    uint32_t all_lo, all_hi; /* what every row sees; empty as all_lo >= all_hi */
+} row_group;
+
+typedef struct {
+    _Alignas(64) float p[TILE_ROWS][ATTN_BLOCK]; /* scores, then exp(score - m) */
+    float o[TILE_ROWS * ATTN_HEAD_MAX];          /* this block's value sums, [row][head_dim] */
+    float k[ATTN_HEAD_MAX * KV_LANES];           /* K of 16 positions gathered from pages smaller than that */
+    const float *q[TILE_ROWS];
+    float *out[TILE_ROWS];
+    float big_m[TILE_ROWS], big_l[TILE_ROWS];
+    uint32_t lo[TILE_ROWS], hi[TILE_ROWS];             /* visible positions */
+    uint32_t block_lo[TILE_ROWS], block_hi[TILE_ROWS]; /* those in this block, relative to it */
+    uint32_t n_rows, n_groups;
+    row_group groups[MAX_GROUPS];
+} tile;
+
+/* ---- storing ---- */
+
+static void store(const kv_shape *s, void *k, void *v, uint32_t slot, const float *key, const float *value) {
+    if (s->kv_type != TENSOR_F16) {
+        attn_generic.store(s, k, v, slot, key, value);
+        return;
+    }
+    uint32_t b = s->page_tokens < KV_LANES ? s->page_tokens : KV_LANES;
+    uint16_t *k16 = (uint16_t *)k + kv_k_index(s, slot, 0), *v16 = v, lane[8];
+    for (uint32_t d = 0; d < s->head_dim; d += 8) {
+        _mm_storeu_si128((__m128i *)lane, _mm256_cvtps_ph(_mm256_loadu_ps(key + d), _MM_FROUND_TO_NEAREST_INT));
+        for (uint32_t i = 0; i < 8; i++) k16[(size_t)(d + i) * b] = lane[i];
+        _mm_storeu_si128((__m128i *)(v16 + kv_v_index(s, slot, d)),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(value + d), _MM_FROUND_TO_NEAREST_INT));
+    }
+}
+
+/* ---- the two inner loops ---- */
+
+INLINE __m256 load8(const void *p, size_t i, bool f16) {
+    return f16 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)p + i)))
+               : _mm256_loadu_ps((const float *)p + i);
+}
+
+/* p[r][0..16) = scale * sum_d q[r][d] k[d][0..16) for n rows; p rows lie ATTN_BLOCK apart. */
+INLINE void scores_n(const uint32_t n, const bool f16, const float *const *q, const void *k, uint32_t head_dim,
+                     float scale, float *p) {
+    __m256 acc[GROUP_ROWS][2];
+    const float *row[GROUP_ROWS];
+    UNROLL for (uint32_t r = 0; r < n; r++) {
+        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+        row[r] = q[r];
+    }
+    for (uint32_t d = 0; d < head_dim; d++) {
+        __m256 k0 = load8(k, (size_t)d * 16, f16), k1 = load8(k, (size_t)d * 16 + 8, f16);
+        UNROLL for (uint32_t r = 0; r < n; r++) {
+            __m256 x = _mm256_broadcast_ss(row[r] + d);
+            acc[r][0] = _mm256_fmadd_ps(x, k0, acc[r][0]);
+            acc[r][1] = _mm256_fmadd_ps(x, k1, acc[r][1]);
+        }
+    }
+    __m256 s = _mm256_set1_ps(scale);
+    UNROLL for (uint32_t r = 0; r < n; r++) {
+        _mm256_storeu_ps(p + (size_t)r * ATTN_BLOCK, _mm256_mul_ps(acc[r][0], s));
+        _mm256_storeu_ps(p + (size_t)r * ATTN_BLOCK + 8, _mm256_mul_ps(acc[r][1], s));
+    }
+}
+
+/* o[r][0..8*w) += sum_j p[r][j] v[j][0..8*w) for n rows and n_pos positions; o rows lie head_dim apart. */
+INLINE void values_n(const uint32_t n, const uint32_t w, const bool f16, const float *p, const void *v, uint32_t n_pos,
+                     float *o, size_t head_dim) {
+    __m256 acc[GROUP_ROWS][2];
+    UNROLL for (uint32_t r = 0; r < n; r++) {
+        acc[r][0] = _mm256_loadu_ps(o + r * head_dim);
+        if (w == 2) acc[r][1] = _mm256_loadu_ps(o + r * head_dim + 8);
+    }
+    for (uint32_t j = 0; j < n_pos; j++) {
+        __m256 v0 = load8(v, (size_t)j * 8 * w, f16), v1 = v0;
+        if (w == 2) v1 = load8(v, (size_t)j * 16 + 8, f16);
+        UNROLL for (uint32_t r = 0; r < n; r++) {
+            __m256 x = _mm256_broadcast_ss(p + (size_t)r * ATTN_BLOCK + j);
+            acc[r][0] = _mm256_fmadd_ps(x, v0, acc[r][0]);
+            if (w == 2) acc[r][1] = _mm256_fmadd_ps(x, v1, acc[r][1]);
+        }
+    }
+    UNROLL for (uint32_t r = 0; r < n; r++) {
+        _mm256_storeu_ps(o + r * head_dim, acc[r][0]);
+        if (w == 2) _mm256_storeu_ps(o + r * head_dim + 8, acc[r][1]);
+    }
+}
+
+/* Each number of rows gets loops of its own, with all accumulators in registers. */
+#define BY_ROWS(n, call)                                                                                               \
+    switch (n) {                                                                                                       \
+    case 1: call(1); break;                                                                                            \
+    case 2: call(2); break;                                                                                            \
+    case 3: call(3); break;                                                                                            \
+    case 4: call(4); break;                                                                                            \
+    case 5: call(5); break;                                                                                            \
+    default: call(6); break;                                                                                           \
+    }
+
+static void scores_16(uint32_t n, bool f16, const float *const *q, const void *k, uint32_t head_dim, float scale,
+                      float *p) {
+#define F16(n) scores_n(n, true, q, k, head_dim, scale, p)
+#define F32(n) scores_n(n, false, q, k, head_dim, scale, p)
+    if (f16) {
+        BY_ROWS(n, F16)
+    } else {
+        BY_ROWS(n, F32)
+    }
+#undef F16
+#undef F32
+}
+
+static void values_16(uint32_t n, uint32_t width, bool f16, const float *p, const void *v, uint32_t n_pos, float *o,
+                      size_t head_dim) {
+#define WIDE_F16(n) values_n(n, 2, true, p, v, n_pos, o, head_dim)
+#define WIDE_F32(n) values_n(n, 2, false, p, v, n_pos, o, head_dim)
+#define HALF(n) values_n(n, 1, f16, p, v, n_pos, o, head_dim)
+    if (width < KV_LANES) {
+        BY_ROWS(n, HALF)
+    } else if (f16) {
+        BY_ROWS(n, WIDE_F16)
+    } else {
+        BY_ROWS(n, WIDE_F32)
+    }
+#undef WIDE_F16
+#undef WIDE_F32
+#undef HALF
+}
+
+/* ---- one block of a tile ---- */
+
+/* K of positions [at, at + 16) as [head_dim][16] f32, out of pages of fewer than 16; only [lo, hi) may be touched. */
+static void gather_k(const attn_job *job, uint32_t at, uint32_t lo, uint32_t hi, float *k) {
+    const kv_shape *s = &job->shape;
+    for (uint32_t i = 0; i < KV_LANES; i++) {
+        uint32_t j = at + i;
+        const void *page = j >= lo && j < hi ? attn_page(job, j, job->k_off) : NULL;
+        size_t from = kv_k_index(s, j % s->page_tokens, 0);
+        for (uint32_t d = 0; d < s->head_dim; d++, from += s->page_tokens) {
+            float x = 0;
+            if (page && s->kv_type == TENSOR_F16) x = _cvtsh_ss(((const uint16_t *)page)[from]);
+            else if (page) x = ((const float *)page)[from];
+            k[d * KV_LANES + i] = x;
+        }
+    }
+}
+
+static void scores(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
+    const kv_shape *s = &job->shape;
+    bool small = s->page_tokens < KV_LANES, f16 = s->kv_type == TENSOR_F16 && !small;
+    for (uint32_t at = lo / KV_LANES * KV_LANES; at < hi; at += KV_LANES) {
+        const void *k = t->k;
+        if (small) {
+            gather_k(job, base + at, base + lo, base + hi, t->k);
+        } else {
+            size_t slot = (base + at) % s->page_tokens;
+            k = (const char *)attn_page(job, base + at, job->k_off) + slot * s->head_dim * kv_elem_bytes(s);
+        }
+        for (uint32_t g = 0; g < t->n_groups; g++) {
+            const row_group *rg = &t->groups[g];
+            if (rg->lo < at + KV_LANES && rg->hi > at)
+                scores_16(rg->n, f16, t->q + rg->begin, k, s->head_dim, job->scale, &t->p[rg->begin][at]);
+        }
+    }
+}
+
+/* Scores [lo, hi) of a row become p; returns m and l. */
+static void softmax_row(float *p, uint32_t lo, uint32_t hi, float softcap, float *m, float *l) {
+    uint32_t begin = lo & ~7u, end = (hi + 7) & ~7u;
+    if (softcap > 0)
+        for (uint32_t j = begin; j < end; j += 8)
+            _mm256_storeu_ps(p + j, softcap8(_mm256_loadu_ps(p + j), _mm256_set1_ps(softcap)));
+    /* What shares a vector with the ends becomes p = 0, which adds nothing to a lane that is at least 0. */
+    for (uint32_t j = begin; j < lo; j++) p[j] = -INFINITY;
+    for (uint32_t j = hi; j < end; j++) p[j] = -INFINITY;
+    __m256 max = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
+    for (uint32_t j = begin; j < end; j += 8) max = _mm256_max_ps(_mm256_loadu_ps(p + j), max);
+    *m = max8(max);
+    max = _mm256_set1_ps(*m);
+    for (uint32_t j = begin; j < end; j += 8) {
+        __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(p + j), max));
+        sum = _mm256_add_ps(sum, e);
+        _mm256_storeu_ps(p + j, e);
+    }
+    *l = sum8(sum);
+}
+
+static uint32_t later(uint32_t a, uint32_t b) { return a > b ? a : b; }
+static uint32_t sooner(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* Positions [a, b) of a V run that starts at position `at`: add them for the rows of one group. */
+typedef struct {
+    const char *v;  /* 16 (or 8) dimensions of the run's positions */
+    uint32_t width, at, a, b;
+    bool f16;
+    size_t head_dim;
+} v_run;
+
+static void add_values(const v_run *run, uint32_t n, const float *p, uint32_t lo, uint32_t hi, float *o) {
+    lo = later(lo, run->a);
+    hi = sooner(hi, run->b);
+    if (lo >= hi) return;
+    const char *v = run->v + (size_t)(lo - run->at) * run->width * (run->f16 ? 2 : 4);
+    values_16(n, run->width, run->f16, p + lo, v, hi - lo, o, run->head_dim);
+}
+
+static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
+    const kv_shape *s = &job->shape;
+    v_run run = {.f16 = s->kv_type == TENSOR_F16, .head_dim = s->head_dim};
+    memset(t->o, 0, (size_t)t->n_rows * s->head_dim * sizeof *t->o);
+    for (run.a = lo; run.a < hi; run.a = run.b) { /* what one page holds of the block */
+        uint32_t slot = (base + run.a) % s->page_tokens;
+        run.at = run.a;
+        run.b = sooner(hi, run.a + s->page_tokens - slot);
+        const char *page = attn_page(job, base + run.a, job->v_off);
+        for (uint32_t d = 0; d < s->head_dim; d += KV_LANES) {
+            run.width = sooner(KV_LANES, s->head_dim - d);
+            run.v = page + kv_v_index(s, slot, d) * kv_elem_bytes(s);
+            for (uint32_t g = 0; g < t->n_groups; g++) {
+                const row_group *rg = &t->groups[g];
+                float *o = t->o + rg->begin * run.head_dim + d;
+                uint32_t both_lo = rg->all_lo, both_hi = rg->all_hi;
+                bool ragged = both_lo != rg->lo || both_hi != rg->hi;
+                if (both_lo >= both_hi) both_lo = both_hi = rg->hi; /* nothing in common: all of it is a ragged end */
+                for (uint32_t r = 0; ragged && r < rg->n; r++)
+                    add_values(&run, 1, t->p[rg->begin + r], t->block_lo[rg->begin + r],
+                               sooner(both_lo, t->block_hi[rg->begin + r]), o + r * run.head_dim);
+                add_values(&run, rg->n, t->p[rg->begin], both_lo, both_hi, o);
+                for (uint32_t r = 0; ragged && r < rg->n; r++)
+                    add_values(&run, 1, t->p[rg->begin + r], later(both_hi, t->block_lo[rg->begin + r]),
+                               t->block_hi[rg->begin + r], o + r * run.head_dim);
+            }
+        }
+    }
+}
+
+static void merge_row(float *out, float *big_m, float *big_l, const float *o, float m, float l, uint32_t head_dim) {
+    float max = m > *big_m ? m : *big_m;
+    float a = math_expf(*big_m - max), b = math_expf(m - max);
+    __m256 a8 = _mm256_set1_ps(a), b8 = _mm256_set1_ps(b);
+    *big_m = max;
+    *big_l = fmaf(l, b, *big_l * a);
+    for (uint32_t d = 0; d < head_dim; d += 8)
+        _mm256_storeu_ps(out + d, _mm256_fmadd_ps(_mm256_loadu_ps(o + d), b8,
+                                                  _mm256_mul_ps(_mm256_loadu_ps(out + d), a8)));
+}
+
+static void tile_block(const attn_job *job, tile *t, uint32_t base) {
+    uint32_t lo = ATTN_BLOCK, hi = 0;
+    float m[TILE_ROWS], l[TILE_ROWS];
+    for (uint32_t g = 0; g < t->n_groups; g++) {
+        row_group *rg = &t->groups[g];
+        rg->lo = ATTN_BLOCK;
+        rg->hi = rg->all_lo = 0;
+        rg->all_hi = ATTN_BLOCK;
+        for (uint32_t r = rg->begin; r < rg->begin + rg->n; r++) {
+            uint32_t a = later(t->lo[r], base) - base, b = later(sooner(t->hi[r], base + ATTN_BLOCK), base) - base;
+            if (a >= b) a = b = 0; /* sees none of this block */
+            t->block_lo[r] = a;
+            t->block_hi[r] = b;
+            rg->all_lo = later(rg->all_lo, a);
+            rg->all_hi = sooner(rg->all_hi, b);
+            if (a < b) {
+                rg->lo = sooner(rg->lo, a);
+                rg->hi = later(rg->hi, b);
+            }
+        }
+        lo = sooner(lo, rg->lo);
+        hi = later(hi, rg->hi);
+    }
+    if (lo >= hi) return;
+    scores(job, t, base, lo, hi);
+    for (uint32_t r = 0; r < t->n_rows; r++)
+        if (t->block_lo[r] < t->block_hi[r])
+            softmax_row(t->p[r], t->block_lo[r], t->block_hi[r], job->softcap, &m[r], &l[r]);
+    values(job, t, base, lo, hi);
+    for (uint32_t r = 0; r < t->n_rows; r++)
+        if (t->block_lo[r] < t->block_hi[r])
+            merge_row(t->out[r], &t->big_m[r], &t->big_l[r], t->o + (size_t)r * job->shape.head_dim, m[r], l[r],
+                      job->shape.head_dim);
+}
+
+static void finish_row(float *out, float big_m, float big_l, const float *sink, uint32_t head_dim) {
+    float a = 1;
+    if (sink) {
+        float max = *sink > big_m ? *sink : big_m;
+        a = math_expf(big_m - max);
+        big_l = fmaf(1.0f, math_expf(*sink - max), big_l * a);
+    }
+    __m256 inv = _mm256_set1_ps(a * (1.0f / big_l));
+    for (uint32_t d = 0; d < head_dim; d += 8) _mm256_storeu_ps(out + d, _mm256_mul_ps(_mm256_loadu_ps(out + d), inv));
+}
+
+/* Queries [i0, i0 + n) with heads [h0, h0 + n_heads). */
+static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint32_t h0, uint32_t n_heads) {
+    uint32_t head_dim = job->shape.head_dim, lo = UINT32_MAX, hi = 0;
+    t->n_rows = n * n_heads;
+    for (uint32_t r = 0; r < t->n_rows; r++) {
+        size_t i = i0 + r / n_heads, h = h0 + r % n_heads;
+        t->q[r] = job->q + i * job->ldq + h * head_dim;
+        t->out[r] = job->out + i * job->ldout + h * head_dim;
+        t->big_m[r] = -INFINITY;
+        t->big_l[r] = 0;
+        memset(t->out[r], 0, head_dim * sizeof(float));
+        attn_visible(job, job->pos0 + (uint32_t)i, &t->lo[r], &t->hi[r]);
+        if (t->lo[r] >= t->hi[r]) continue;
+        lo = sooner(lo, t->lo[r]);
+        hi = later(hi, t->hi[r]);
+    }
+    t->n_groups = (t->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
+    for (uint32_t g = 0, r = 0; g < t->n_groups; g++) {
+        uint32_t left = t->n_groups - g, size = (t->n_rows - r + left - 1) / left;
+        t->groups[g] = (row_group){.begin = r, .n = size};
+        r += size;
+    }
+    for (uint32_t base = lo / ATTN_BLOCK * ATTN_BLOCK; base < hi; base += ATTN_BLOCK) tile_block(job, t, base);
+    for (uint32_t r = 0; r < t->n_rows; r++)
+        if (t->lo[r] < t->hi[r])
+            finish_row(t->out[r], t->big_m[r], t->big_l[r], job->sinks ? &job->sinks[h0 + r % n_heads] : NULL, head_dim);
+}
+
+static void run(const attn_job *job, void *scratch) {
+    uint32_t heads = sooner(job->n_group, TILE_ROWS), queries = TILE_ROWS / heads;
+    for (uint32_t i = 0; i < job->n_q; i += queries)
+        for (uint32_t h = 0; h < job->n_group; h += heads)
+            run_tile(job, scratch, i, sooner(queries, job->n_q - i), h, sooner(heads, job->n_group - h));
+}
+
+const attn_ops attn_avx2 = {.store = store, .run = run, .scratch_bytes = sizeof(tile)};
