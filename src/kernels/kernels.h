@@ -86,6 +86,7 @@ typedef struct {
     uint32_t window;          /* 0: none; else position j is seen from p iff j > p - window (later ones as kv_end says) */
     float scale, softcap;     /* score = q.k * scale; softcap > 0: softcap * tanh(score / softcap) */
     const float *sinks;       /* n_group scores that take part in the softmax without a value, or NULL */
+    size_t k_next;            /* hint: k_off of what this thread attends to next in the same pages (its next kv head); 0: none */
 } attn_job;
 /* Softmax(q K^T) V for n_q queries x n_group heads.  A query that sees nothing gets zeros.  Positions that no query sees
  * may hold anything.  Order: positions in blocks of 256 at absolute multiples; in a block scores, the maximum, exp and

@@ -39,6 +39,7 @@ typedef struct {
     float big_m[TILE_ROWS], big_l[TILE_ROWS];
     uint32_t lo[TILE_ROWS], hi[TILE_ROWS];             /* visible positions */
     uint32_t block_lo[TILE_ROWS], block_hi[TILE_ROWS]; /* those in this block, relative to it */
+    uint32_t seen_lo, seen_hi; /* what any row sees */
     uint32_t n_rows, n_groups;
     row_group groups[MAX_GROUPS];
 } tile;
@@ -67,21 +68,40 @@ INLINE __m256 load8(const void *p, size_t i, bool f16) {
                : _mm256_loadu_ps((const float *)p + i);
 }
 
-/* p[r][0..16) = scale * sum_d q[r][d] k[d][0..16) for n rows; p rows lie ATTN_BLOCK apart. */
-INLINE void scores_n(const uint32_t n, const bool f16, const float *const *q, const void *k, uint32_t head_dim,
-                     float scale, float *p) {
+INLINE void fma_pair(const uint32_t n, const bool wide, __m256 acc[][2], const float *const *x, size_t at, __m256 y0,
+                     __m256 y1) {
+    UNROLL for (uint32_t r = 0; r < n; r++) {
+        __m256 b = _mm256_broadcast_ss(x[r] + at);
+        acc[r][0] = _mm256_fmadd_ps(b, y0, acc[r][0]);
+        if (wide) acc[r][1] = _mm256_fmadd_ps(b, y1, acc[r][1]);
+    }
+}
+
+/* A cache line's worth of elements from index `at` on, into L2: what the other half of the block needs.  One stream of
+ * reads cannot keep the memory busy, and hints a few lines ahead in the same stream gain nothing; asking for V while K
+ * is read, and for the next K while V is, doubles decode speed (docs/performance.md).  Hints into L1 gain half of that. */
+INLINE void ask_l2(const char *ahead, size_t at, bool f16) {
+    _mm_prefetch(ahead + at * (f16 ? 2 : 4), _MM_HINT_T1);
+    if (!f16) _mm_prefetch(ahead + at * 4 + 64, _MM_HINT_T1);
+}
+
+/* p[r][0..16) = scale * sum_d q[r][d] k[d][0..16) for n rows; p rows lie ATTN_BLOCK apart.
+ * ahead: V of the same positions, 16 dimensions at a time, ahead_step bytes apart. */
+INLINE void scores_n(const uint32_t n, const bool f16, const float *const *q, const char *k, uint32_t head_dim,
+                     float scale, float *p, const char *ahead, size_t ahead_step) {
     __m256 acc[GROUP_ROWS][2];
     const float *row[GROUP_ROWS];
     UNROLL for (uint32_t r = 0; r < n; r++) {
         acc[r][0] = acc[r][1] = _mm256_setzero_ps();
         row[r] = q[r];
     }
-    for (uint32_t d = 0; d < head_dim; d++) {
-        __m256 k0 = load8(k, (size_t)d * 16, f16), k1 = load8(k, (size_t)d * 16 + 8, f16);
-        UNROLL for (uint32_t r = 0; r < n; r++) {
-            __m256 x = _mm256_broadcast_ss(row[r] + d);
-            acc[r][0] = _mm256_fmadd_ps(x, k0, acc[r][0]);
-            acc[r][1] = _mm256_fmadd_ps(x, k1, acc[r][1]);
+    for (uint32_t c = 0; c < head_dim; c += KV_LANES, ahead += ahead_step) {
+        uint32_t width = head_dim - c < KV_LANES ? 8 : KV_LANES;
+        for (uint32_t d = 0; d < width; d += 2) {
+            size_t at = (size_t)(c + d) * KV_LANES;
+            ask_l2(ahead, d * KV_LANES, f16);
+            fma_pair(n, true, acc, row, c + d, load8(k, at, f16), load8(k, at + 8, f16));
+            fma_pair(n, true, acc, row, c + d + 1, load8(k, at + 16, f16), load8(k, at + 24, f16));
         }
     }
     __m256 s = _mm256_set1_ps(scale);
@@ -91,22 +111,28 @@ INLINE void scores_n(const uint32_t n, const bool f16, const float *const *q, co
     }
 }
 
-/* o[r][0..8*w) += sum_j p[r][j] v[j][0..8*w) for n rows and n_pos positions; o rows lie head_dim apart. */
-INLINE void values_n(const uint32_t n, const uint32_t w, const bool f16, const float *p, const void *v, uint32_t n_pos,
-                     float *o, size_t head_dim) {
+/* o[r][0..8*w) += sum_j p[r][j] v[j][0..8*w) for n rows and n_pos positions; o rows lie head_dim apart.
+ * ahead: as many bytes of the next block's K. */
+INLINE void values_n(const uint32_t n, const uint32_t w, const bool f16, const float *p, const char *v, uint32_t n_pos,
+                     float *o, size_t head_dim, const char *ahead) {
     __m256 acc[GROUP_ROWS][2];
+    const float *row[GROUP_ROWS];
     UNROLL for (uint32_t r = 0; r < n; r++) {
         acc[r][0] = _mm256_loadu_ps(o + r * head_dim);
-        if (w == 2) acc[r][1] = _mm256_loadu_ps(o + r * head_dim + 8);
+        acc[r][1] = w == 2 ? _mm256_loadu_ps(o + r * head_dim + 8) : acc[r][0];
+        row[r] = p + (size_t)r * ATTN_BLOCK;
     }
-    for (uint32_t j = 0; j < n_pos; j++) {
-        __m256 v0 = load8(v, (size_t)j * 8 * w, f16), v1 = v0;
-        if (w == 2) v1 = load8(v, (size_t)j * 16 + 8, f16);
-        UNROLL for (uint32_t r = 0; r < n; r++) {
-            __m256 x = _mm256_broadcast_ss(p + (size_t)r * ATTN_BLOCK + j);
-            acc[r][0] = _mm256_fmadd_ps(x, v0, acc[r][0]);
-            if (w == 2) acc[r][1] = _mm256_fmadd_ps(x, v1, acc[r][1]);
-        }
+    uint32_t j = 0;
+    for (; j + 2 <= n_pos; j += 2) {
+        size_t at = (size_t)j * 8 * w;
+        ask_l2(ahead, at, f16);
+        fma_pair(n, w == 2, acc, row, j, load8(v, at, f16), load8(v, at + 8 * (w - 1), f16));
+        at += 8 * w;
+        fma_pair(n, w == 2, acc, row, j + 1, load8(v, at, f16), load8(v, at + 8 * (w - 1), f16));
+    }
+    if (j < n_pos) {
+        size_t at = (size_t)j * 8 * w;
+        fma_pair(n, w == 2, acc, row, j, load8(v, at, f16), load8(v, at + 8 * (w - 1), f16));
     }
     UNROLL for (uint32_t r = 0; r < n; r++) {
         _mm256_storeu_ps(o + r * head_dim, acc[r][0]);
@@ -125,10 +151,10 @@ INLINE void values_n(const uint32_t n, const uint32_t w, const bool f16, const f
     default: call(6); break;                                                                                           \
     }
 
-static void scores_16(uint32_t n, bool f16, const float *const *q, const void *k, uint32_t head_dim, float scale,
-                      float *p) {
-#define F16(n) scores_n(n, true, q, k, head_dim, scale, p)
-#define F32(n) scores_n(n, false, q, k, head_dim, scale, p)
+static void scores_16(uint32_t n, bool f16, const float *const *q, const char *k, uint32_t head_dim, float scale,
+                      float *p, const char *ahead, size_t ahead_step) {
+#define F16(n) scores_n(n, true, q, k, head_dim, scale, p, ahead, ahead_step)
+#define F32(n) scores_n(n, false, q, k, head_dim, scale, p, ahead, ahead_step)
     if (f16) {
         BY_ROWS(n, F16)
     } else {
@@ -138,11 +164,11 @@ static void scores_16(uint32_t n, bool f16, const float *const *q, const void *k
 #undef F32
 }
 
-static void values_16(uint32_t n, uint32_t width, bool f16, const float *p, const void *v, uint32_t n_pos, float *o,
-                      size_t head_dim) {
-#define WIDE_F16(n) values_n(n, 2, true, p, v, n_pos, o, head_dim)
-#define WIDE_F32(n) values_n(n, 2, false, p, v, n_pos, o, head_dim)
-#define HALF(n) values_n(n, 1, f16, p, v, n_pos, o, head_dim)
+static void values_16(uint32_t n, uint32_t width, bool f16, const float *p, const char *v, uint32_t n_pos, float *o,
+                      size_t head_dim, const char *ahead) {
+#define WIDE_F16(n) values_n(n, 2, true, p, v, n_pos, o, head_dim, ahead)
+#define WIDE_F32(n) values_n(n, 2, false, p, v, n_pos, o, head_dim, ahead)
+#define HALF(n) values_n(n, 1, f16, p, v, n_pos, o, head_dim, ahead)
     if (width < KV_LANES) {
         BY_ROWS(n, HALF)
     } else if (f16) {
@@ -176,18 +202,24 @@ static void gather_k(const attn_job *job, uint32_t at, uint32_t lo, uint32_t hi,
 static void scores(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
     const kv_shape *s = &job->shape;
     bool small = s->page_tokens < KV_LANES, f16 = s->kv_type == TENSOR_F16 && !small;
+    size_t elem = kv_elem_bytes(s), v_step = (size_t)s->page_tokens * KV_LANES * elem;
     for (uint32_t at = lo / KV_LANES * KV_LANES; at < hi; at += KV_LANES) {
-        const void *k = t->k;
+        const char *k = (const char *)t->k, *v = k;
+        size_t step = 0;
         if (small) {
             gather_k(job, base + at, base + lo, base + hi, t->k);
         } else {
             size_t slot = (base + at) % s->page_tokens;
-            k = (const char *)attn_page(job, base + at, job->k_off) + slot * s->head_dim * kv_elem_bytes(s);
+            k = (const char *)attn_page(job, base + at, job->k_off) + slot * s->head_dim * elem;
+            v = (const char *)attn_page(job, base + at, job->v_off) + slot * KV_LANES * elem;
+            step = v_step;
         }
         for (uint32_t g = 0; g < t->n_groups; g++) {
             const row_group *rg = &t->groups[g];
-            if (rg->lo < at + KV_LANES && rg->hi > at)
-                scores_16(rg->n, f16, t->q + rg->begin, k, s->head_dim, job->scale, &t->p[rg->begin][at]);
+            if (rg->lo >= at + KV_LANES || rg->hi <= at) continue;
+            scores_16(rg->n, f16, t->q + rg->begin, k, s->head_dim, job->scale, &t->p[rg->begin][at], v, step);
+            v = k; /* asked for once is enough */
+            step = 0;
         }
     }
 }
@@ -216,48 +248,68 @@ static void softmax_row(float *p, uint32_t lo, uint32_t hi, float softcap, float
 static uint32_t later(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static uint32_t sooner(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-/* Positions [a, b) of a V run that starts at position `at`: add them for the rows of one group. */
+/* Positions [a, b) of the block that lie in one page, for 16 dimensions (8 at the end of an odd head_dim). */
 typedef struct {
-    const char *v;  /* 16 (or 8) dimensions of the run's positions */
-    uint32_t width, at, a, b;
+    const char *v, *ahead; /* V at position a; what to ask for meanwhile */
+    uint32_t width, a, b;
     bool f16;
     size_t head_dim;
 } v_run;
 
-static void add_values(const v_run *run, uint32_t n, const float *p, uint32_t lo, uint32_t hi, float *o) {
+/* Add positions [lo, hi) as far as they lie in the run, for n rows. */
+static void add_values(const v_run *run, uint32_t n, const float *p, uint32_t lo, uint32_t hi, float *o,
+                       const char *ahead) {
     lo = later(lo, run->a);
     hi = sooner(hi, run->b);
     if (lo >= hi) return;
-    const char *v = run->v + (size_t)(lo - run->at) * run->width * (run->f16 ? 2 : 4);
-    values_16(n, run->width, run->f16, p + lo, v, hi - lo, o, run->head_dim);
+    const char *v = run->v + (size_t)(lo - run->a) * run->width * (run->f16 ? 2 : 4);
+    values_16(n, run->width, run->f16, p + lo, v, hi - lo, o, run->head_dim, ahead ? ahead : v);
+}
+
+static void add_group(const v_run *run, const tile *t, const row_group *rg, float *o, const char *ahead) {
+    uint32_t lo = rg->all_lo, hi = rg->all_hi, end = rg->begin + rg->n;
+    bool ragged = lo != rg->lo || hi != rg->hi;
+    if (lo >= hi) lo = hi = rg->hi; /* nothing in common: each row's range is all ragged end */
+    for (uint32_t r = rg->begin; ragged && r < end; r++)
+        add_values(run, 1, t->p[r], t->block_lo[r], sooner(lo, t->block_hi[r]), o + (r - rg->begin) * run->head_dim,
+                   NULL);
+    add_values(run, rg->n, t->p[rg->begin], lo, hi, o, ahead);
+    for (uint32_t r = rg->begin; ragged && r < end; r++)
+        add_values(run, 1, t->p[r], later(hi, t->block_lo[r]), t->block_hi[r], o + (r - rg->begin) * run->head_dim,
+                   NULL);
+}
+
+/* Where the K lies that is wanted after the V of position base + at: the next block's, or that of the next job. */
+static const char *next_k(const attn_job *job, const tile *t, uint32_t base, uint32_t at) {
+    const kv_shape *s = &job->shape;
+    uint32_t j = base + ATTN_BLOCK + at;
+    size_t region = job->k_off;
+    if (j >= t->seen_hi) {
+        j = t->seen_lo / ATTN_BLOCK * ATTN_BLOCK + at;
+        region = job->k_next;
+        if (!region || j < t->seen_lo || j >= t->seen_hi) return NULL;
+    }
+    return (const char *)attn_page(job, j, region) + j % s->page_tokens * s->head_dim * kv_elem_bytes(s);
 }
 
 static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
     const kv_shape *s = &job->shape;
+    size_t elem = kv_elem_bytes(s);
     v_run run = {.f16 = s->kv_type == TENSOR_F16, .head_dim = s->head_dim};
     memset(t->o, 0, (size_t)t->n_rows * s->head_dim * sizeof *t->o);
     for (run.a = lo; run.a < hi; run.a = run.b) { /* what one page holds of the block */
         uint32_t slot = (base + run.a) % s->page_tokens;
-        run.at = run.a;
         run.b = sooner(hi, run.a + s->page_tokens - slot);
         const char *page = attn_page(job, base + run.a, job->v_off);
+        const char *ahead = next_k(job, t, base, run.a);
         for (uint32_t d = 0; d < s->head_dim; d += KV_LANES) {
             run.width = sooner(KV_LANES, s->head_dim - d);
-            run.v = page + kv_v_index(s, slot, d) * kv_elem_bytes(s);
+            run.v = page + kv_v_index(s, slot, d) * elem;
             for (uint32_t g = 0; g < t->n_groups; g++) {
                 const row_group *rg = &t->groups[g];
-                float *o = t->o + rg->begin * run.head_dim + d;
-                uint32_t both_lo = rg->all_lo, both_hi = rg->all_hi;
-                bool ragged = both_lo != rg->lo || both_hi != rg->hi;
-                if (both_lo >= both_hi) both_lo = both_hi = rg->hi; /* nothing in common: all of it is a ragged end */
-                for (uint32_t r = 0; ragged && r < rg->n; r++)
-                    add_values(&run, 1, t->p[rg->begin + r], t->block_lo[rg->begin + r],
-                               sooner(both_lo, t->block_hi[rg->begin + r]), o + r * run.head_dim);
-                add_values(&run, rg->n, t->p[rg->begin], both_lo, both_hi, o);
-                for (uint32_t r = 0; ragged && r < rg->n; r++)
-                    add_values(&run, 1, t->p[rg->begin + r], later(both_hi, t->block_lo[rg->begin + r]),
-                               t->block_hi[rg->begin + r], o + r * run.head_dim);
+                add_group(&run, t, rg, t->o + rg->begin * run.head_dim + d, g ? NULL : ahead);
             }
+            if (ahead) ahead += (size_t)(run.b - run.a) * run.width * elem;
         }
     }
 }
@@ -341,6 +393,8 @@ static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint
         t->groups[g] = (row_group){.begin = r, .n = size};
         r += size;
     }
+    t->seen_lo = lo;
+    t->seen_hi = hi;
     for (uint32_t base = lo / ATTN_BLOCK * ATTN_BLOCK; base < hi; base += ATTN_BLOCK) tile_block(job, t, base);
     for (uint32_t r = 0; r < t->n_rows; r++)
         if (t->lo[r] < t->hi[r])
