@@ -1,0 +1,718 @@
+/* gen.c - see gen.h.
+ *
+ * Flow control: events are taken out of a session only while the connection has less than HTTP_OUTPUT_MARK unsent, so
+ * a reader that stalls leaves its events in the session's bounded queue and pauses its own row.  Unstreamed replies are
+ * collected under one bound for the whole server (options.collect_tokens): at the bound only the oldest goes on, and
+ * the held ones read one event now and then so that their sessions do not count as idle.
+ * Read: gen_start, gen_submit, gen_planned, gen_drain, take_event, settle. */
+#include "serve/gen.h"
+
+#include "base/mem.h"
+#include "serve/metrics.h"
+#include "serve/planner.h"
+#include "serve/stream.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    DRAIN_EVENTS = 256,        /* taken in one turn before other connections get theirs */
+    HELD_READ_US = 10000000,   /* well below the engine's idle timeout */
+    PIECE_MAX = 64 << 20,      /* rendered entries of one kind of one choice */
+    TEXT_MAX = 64 << 20,
+};
+
+/* ---- life ---- */
+
+static void link_gen(gen *g) {
+    server *s = g->srv;
+    g->next = NULL;
+    if ((g->prev = s->gens_last)) g->prev->next = g;
+    else s->gens = g;
+    s->gens_last = g;
+    s->n_gens++;
+}
+
+static void choice_deinit(choice *ch) {
+    if (ch->s) session_free(ch->s);
+    buf_deinit(&ch->text);
+    for (int i = 0; i < N_PIECES; i++) buf_deinit(&ch->pieces[i]);
+    hd_free(ch->pending);
+}
+
+/* Back to the pool.  The planner is not working on it. */
+static void release(gen *g) {
+    static const struct timeval at_once = {0, 0};
+    server *s = g->srv;
+    if (g->phase == GEN_PLANNING) s->n_planning--;
+    if (g->timer) event_free(g->timer);
+    g->timer = NULL;
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        s->collected_tokens -= g->choices[i].collected;
+        choice_deinit(&g->choices[i]);
+    }
+    hd_free(g->choices);
+    g->choices = NULL;
+    for (uint32_t i = 0; i < g->n_prompts; i++) {
+        id_list_deinit(&g->prompts[i].ids);
+        hd_free(g->prompts[i].echo);
+    }
+    hd_free(g->prompts);
+    g->prompts = NULL;
+    g->n_choices = g->n_prompts = 0;
+    gen_params_deinit(&g->plan);
+    buf_deinit(&g->body);
+    buf_deinit(&g->reply);
+    buf_deinit(&g->frame_head);
+    buf_deinit(&g->frame_tail);
+    s->body_bytes -= g->body_counted;
+    g->body_counted = 0;
+    if (g->id[0]) memcpy(s->recent[s->n_recent++ % RECENT_IDS], g->id, sizeof g->id);
+    if (g->prev) g->prev->next = g->next;
+    else s->gens = g->next;
+    if (g->next) g->next->prev = g->prev;
+    else s->gens_last = g->prev;
+    g->phase = GEN_FREE;
+    g->prev = NULL;
+    g->next = s->gens_free;
+    s->gens_free = g;
+    s->n_gens--;
+    /* Someone held back by the bound on collected tokens may go on. */
+    for (gen *h = s->gens; h; h = h->next)
+        if (h->held) evtimer_add(h->timer, &at_once);
+    server_check_drained(s);
+}
+
+void gen_start(conn *c, const dialect *d) {
+    server *s = c->srv;
+    gen *g = s->gens_free;
+    if (g) {
+        s->gens_free = g->next;
+    } else if ((g = hd_calloc(1, sizeof *g))) {
+        g->srv = s; /* never written again: a late notify may read it */
+    } else {
+        serve_error e = {0};
+        serve_fail(&e, 503, "out_of_memory", NULL, "no memory for the request");
+        http_reply_error(c, &e);
+        return;
+    }
+    g->phase = GEN_PLANNING;
+    g->conn = c;
+    g->d = d;
+    g->created = hd_wall_seconds();
+    g->t_start_us = server_now_us();
+    g->event_no = 0;
+    g->n_done = 0;
+    g->collecting = g->held = g->ending = false;
+    g->warning[0] = 0;
+    g->id[0] = 0;
+    memset(&g->error, 0, sizeof g->error);
+    memset(&g->plan, 0, sizeof g->plan);
+    atomic_store_explicit(&g->cancelled, 0, memory_order_relaxed);
+    buf_init(&g->reply, GEN_MAX_REPLY_BYTES);
+    buf_init(&g->frame_head, 4096);
+    buf_init(&g->frame_tail, 4096);
+    if (d->id_prefix) {
+        size_t n = strlen(d->id_prefix);
+        memcpy(g->id, d->id_prefix, n);
+        server_random_id(g->id + n, 24);
+    }
+    http_take_body(c, &g->body, &g->body_counted);
+    link_gen(g);
+    s->n_planning++;
+    c->gen = g;
+    if (!planner_push(s->planner, g)) {
+        serve_error e = {0};
+        serve_fail(&e, 429, "queue_full", NULL, "%u requests are waiting to be read already", s->opt.max_planning);
+        e.retry_after_s = 1;
+        e.waiting = e.max_queued = s->opt.max_planning;
+        c->gen = NULL;
+        g->id[0] = 0;
+        release(g);
+        http_reply_error(c, &e);
+    }
+}
+
+/* ---- planner thread ---- */
+
+static void notify(void *ctx) {
+    gen *g = ctx;
+    server *s = g->srv;
+    bool first = false;
+    pthread_mutex_lock(&s->mu);
+    if (!g->ready) {
+        g->ready = true;
+        g->ready_next = NULL;
+        first = !s->ready_head;
+        if (s->ready_tail) s->ready_tail->ready_next = g;
+        else s->ready_head = g;
+        s->ready_tail = g;
+    }
+    pthread_mutex_unlock(&s->mu);
+    if (first) server_wake(s);
+}
+
+static void submit_error(gen *g, hd_status st, const hd_err *err) {
+    serve_error *e = &g->error;
+    server *s = g->srv;
+    engine_view v = {0};
+    switch (st) {
+    case HD_INVALID: serve_fail(e, 400, "invalid_value", err->field, "%s", err->msg); break;
+    case HD_UNSUPPORTED: serve_fail(e, 422, "unsupported_parameter", err->field, "%s", err->msg); break;
+    case HD_NEVER_FITS: serve_fail(e, 400, "never_fits", err->field, "%s", err->msg); break;
+    case HD_FULL:
+        engine_look(s->eng, &v);
+        serve_fail(e, 429, "queue_full", NULL, "the queue is full: %u requests wait, the limit is %u", v.waiting,
+                   s->max_queued);
+        e->retry_after_s = v.retry_after_ms < 1000 ? 1 : (uint32_t)((v.retry_after_ms + 999) / 1000);
+        e->waiting = v.waiting;
+        e->max_queued = s->max_queued;
+        break;
+    case HD_CLOSED:
+        serve_fail(e, 503, "draining", NULL, "the server is shutting down");
+        e->retry_after_s = 5;
+        break;
+    case HD_NOMEM: serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request"); break;
+    default: serve_fail(e, 500, "internal_error", NULL, "%s", err->msg);
+    }
+}
+
+void gen_submit(gen *g) {
+    server *s = g->srv;
+    const gen_params *p = &g->plan;
+    uint64_t n = (uint64_t)g->n_prompts * p->n;
+    gen_request *reqs = NULL;
+    session **out = NULL;
+    void **ctx = NULL;
+    char(*ids)[64] = NULL;
+    hd_err err = {0};
+    hd_status st;
+    if (n > GEN_MAX_CHOICES || n > s->max_queued) {
+        serve_fail(&g->error, 400, "invalid_value", p->n > 1 ? "n" : "prompt",
+                   "%llu choices (prompts x n) are asked for; at most %u can wait", (unsigned long long)n,
+                   s->max_queued < GEN_MAX_CHOICES ? s->max_queued : GEN_MAX_CHOICES);
+        return;
+    }
+    for (uint32_t i = 0; i < g->n_prompts; i++) {
+        size_t n_ids = g->prompts[i].ids.n;
+        if (!n_ids) {
+            serve_fail(&g->error, 400, "invalid_value", g->d == &dialect_completions ? "prompt" : "messages",
+                       "the prompt has no tokens");
+            return;
+        }
+        if (n_ids > s->ctx || (n_ids == s->ctx && p->max_tokens)) {
+            serve_fail(&g->error, 400, "context_length_exceeded",
+                       g->d == &dialect_completions ? "prompt" : "messages",
+                       "the prompt has %zu tokens, the context holds %u", n_ids, s->ctx);
+            g->error.n_prompt_tokens = n_ids;
+            g->error.n_ctx = s->ctx;
+            return;
+        }
+    }
+    g->choices = hd_calloc(n, sizeof *g->choices);
+    reqs = hd_calloc(n, sizeof *reqs);
+    out = hd_calloc(n, sizeof *out);
+    ctx = hd_calloc(n, sizeof *ctx);
+    ids = hd_calloc(n, sizeof *ids);
+    if (!g->choices || !reqs || !out || !ctx || !ids) {
+        serve_fail(&g->error, 503, "out_of_memory", NULL, "no memory for the request");
+        goto done;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        choice *ch = &g->choices[i];
+        gen_request *r = &reqs[i];
+        ch->index = i;
+        ch->prompt = i / p->n;
+        ch->stop_index = -1;
+        buf_init(&ch->text, TEXT_MAX);
+        for (int k = 0; k < N_PIECES; k++) buf_init(&ch->pieces[k], PIECE_MAX);
+        detok_init(&ch->dt, s->info->tok, p->score_prompt);
+        /* One id to the world; the engine's own are told apart by a suffix that state.c cuts off again. */
+        if (n == 1) snprintf(ids[i], sizeof *ids, "%s", g->id);
+        else snprintf(ids[i], sizeof *ids, "%.50s#%u", g->id, i);
+        r->id = ids[i];
+        r->prompt = g->prompts[ch->prompt].ids.ids;
+        r->n_prompt = g->prompts[ch->prompt].ids.n;
+        r->max_tokens = p->max_tokens;
+        r->sampling = p->sampling;
+        r->sampling.sample_index = i % p->n;
+        r->sampling.logprobs = p->logprobs;
+        r->stops = p->stops;
+        r->n_stops = p->n_stops;
+        r->stop_ids = p->stop_ids;
+        r->n_stop_ids = p->n_stop_ids;
+        r->ignore_eos = p->ignore_eos;
+        r->min_tokens = p->min_tokens;
+        r->special = p->special;
+        r->prompt_logprobs = p->score_prompt;
+        r->queue_timeout_us = p->queue_timeout_us;
+        r->first_token_timeout_us = p->first_token_timeout_us;
+        r->total_timeout_us = p->total_timeout_us;
+        ctx[i] = g;
+    }
+    st = engine_submit(s->eng, reqs, (size_t)n, notify, ctx, out, &err);
+    if (st != HD_OK) {
+        submit_error(g, st, &err);
+        goto done;
+    }
+    g->n_choices = (uint32_t)n;
+    for (uint32_t i = 0; i < n; i++) g->choices[i].s = out[i];
+done:
+    if (g->error.status) hd_free(g->choices), g->choices = NULL;
+    hd_free(reqs);
+    hd_free(out);
+    hd_free(ctx);
+    hd_free(ids);
+}
+
+/* ---- loop thread ---- */
+
+static bool streams(const gen *g) { return g->plan.stream; }
+
+static void cancel_sessions(gen *g, cancel_reason why) {
+    g->ending = true; /* no longer held back: the end is read at once */
+    for (uint32_t i = 0; i < g->n_choices; i++)
+        if (!g->choices[i].done) session_cancel(g->choices[i].s, why);
+}
+
+void gen_abandon(gen *g) {
+    g->conn = NULL;
+    if (g->phase == GEN_PLANNING) {
+        atomic_store_explicit(&g->cancelled, CANCEL_CLIENT_DISCONNECTED, memory_order_relaxed);
+        if (planner_remove(g->srv->planner, g)) release(g);
+        return; /* otherwise gen_planned ends it */
+    }
+    cancel_sessions(g, CANCEL_CLIENT_DISCONNECTED);
+    release(g);
+}
+
+/* Reply with an error, as the state of the reply allows, and end. */
+static void fail(gen *g, const serve_error *e) {
+    conn *c = g->conn;
+    bool streaming = c->streaming;
+    cancel_sessions(g, CANCEL_FAILED);
+    c->gen = NULL;
+    if (streaming) {
+        hd_buf *out = &g->srv->scratch;
+        buf_clear(out);
+        sse_open_plain(out);
+        serve_error_json(out, e);
+        sse_close(out);
+        http_stream_write(c, buf_cstr(out), out->len);
+        release(g);
+        http_stream_end(c, true);
+    } else {
+        release(g);
+        http_reply_error(c, e);
+    }
+}
+
+static uint64_t generated(const gen *g) {
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < g->n_choices; i++) n += g->choices[i].stats.generated_tokens;
+    return n;
+}
+
+static void cancel_error(serve_error *e, cancel_reason why) {
+    switch (why) {
+    case CANCEL_BY_REQUEST: serve_fail(e, 499, cancel_reason_name(why), NULL, "the generation was cancelled"); break;
+    case CANCEL_DEADLINE_QUEUE:
+    case CANCEL_DEADLINE_FIRST_TOKEN:
+    case CANCEL_DEADLINE_TOTAL:
+    case CANCEL_IDLE_TIMEOUT:
+        serve_fail(e, 504, cancel_reason_name(why), NULL, "the generation ran into a deadline (%s)",
+                   cancel_reason_name(why));
+        break;
+    case CANCEL_SHUTDOWN:
+    case CANCEL_ENGINE_CLOSED:
+        serve_fail(e, 503, cancel_reason_name(why), NULL, "the server is shutting down");
+        break;
+    default: serve_fail(e, 500, "internal_error", NULL, "the generation ended: %s", cancel_reason_name(why));
+    }
+}
+
+/* Move entries whose text is out (or, at the end, all that were not withheld) into the dialect's pieces. */
+static void flush_entries(gen *g, choice *ch, bool all) {
+    size_t i = 0;
+    while (i < ch->n_pending && (all || ch->pending[i].start < ch->text_bytes)) g->d->entry(g, ch, &ch->pending[i++]);
+    memmove(ch->pending, ch->pending + i, (ch->n_pending - i) * sizeof *ch->pending);
+    ch->n_pending -= i;
+}
+
+static uint64_t count_chars(const char *s, size_t n) {
+    uint64_t c = 0;
+    for (size_t i = 0; i < n; i++) c += ((unsigned char)s[i] & 0xC0) != 0x80;
+    return c;
+}
+
+/* Text of this choice for the client. */
+static void emit_text(gen *g, choice *ch, const char *text, size_t n, hd_buf *out) {
+    ch->text_bytes += n;
+    flush_entries(g, ch, false);
+    if (streams(g)) g->d->delta(g, ch, text, n, out);
+    else buf_add(&ch->text, text, n);
+}
+
+/* A token is known: remember its entry and what text it stands for.  Only when the client wants to see tokens. */
+static bool note_token(gen *g, choice *ch, const sample_result *r, bool first, hd_buf *text) {
+    token_entry *t;
+    if (!hd_grow(&ch->pending, &ch->cap_pending, ch->n_pending + 1, sizeof *ch->pending, GEN_MAX_PENDING)) return false;
+    t = &ch->pending[ch->n_pending++];
+    t->sample = *r;
+    t->start = ch->seen_bytes;
+    t->chars = ch->seen_chars;
+    t->first = first;
+    buf_clear(text);
+    detok_push(&ch->dt, g->srv->info->tok, r->id, g->plan.special, text);
+    ch->seen_bytes += text->len;
+    ch->seen_chars += count_chars(buf_cstr(text), text->len);
+    return true;
+}
+
+/* A prompt token to echo with its score. */
+static void echo_token(gen *g, choice *ch, const sample_result *r, bool first, hd_buf *out) {
+    hd_buf text;
+    buf_init(&text, 1 << 20);
+    if (!note_token(g, ch, r, first, &text)) {
+        flush_entries(g, ch, true);
+        note_token(g, ch, r, first, &text);
+    }
+    if (text.len) emit_text(g, ch, buf_cstr(&text), text.len, out);
+    buf_deinit(&text);
+}
+
+/* The prompt is over, the answer begins: an unfinished character of the prompt does not reach into it. */
+static void echo_end(gen *g, choice *ch, hd_buf *out) {
+    hd_buf text;
+    if (ch->echo_over) return;
+    ch->echo_over = true;
+    buf_init(&text, 64);
+    detok_finish(&ch->dt, &text);
+    ch->seen_bytes += text.len;
+    ch->seen_chars += count_chars(buf_cstr(&text), text.len);
+    if (text.len) emit_text(g, ch, buf_cstr(&text), text.len, out);
+    flush_entries(g, ch, true);
+    buf_deinit(&text);
+}
+
+static void collect_one(gen *g, choice *ch) {
+    if (streams(g)) return;
+    ch->collected++;
+    g->srv->collected_tokens++;
+}
+
+static void take_token(gen *g, choice *ch, const gen_event *ev, hd_buf *out) {
+    collect_one(g, ch);
+    if (g->plan.return_token_ids) buf_fmt(&ch->pieces[PIECE_IDS], "%s%d", ch->pieces[PIECE_IDS].len ? "," : "", ev->sample.id);
+    if (g->plan.logprobs) {
+        hd_buf text;
+        buf_init(&text, 1 << 20);
+        if (!note_token(g, ch, &ev->sample, false, &text)) {
+            /* Too many tokens without text: show them now, with an empty delta. */
+            flush_entries(g, ch, true);
+            if (streams(g)) g->d->delta(g, ch, "", 0, out);
+            note_token(g, ch, &ev->sample, false, &text);
+        }
+        buf_deinit(&text);
+    }
+    if (ev->n_text) emit_text(g, ch, ev->text, ev->n_text, out);
+}
+
+/* False: the whole request failed (e is filled). */
+static bool take_event(gen *g, choice *ch, const gen_event *ev, hd_buf *out, serve_error *e) {
+    switch (ev->kind) {
+    case EV_PROMPT:
+        collect_one(g, ch);
+        echo_token(g, ch, &ev->sample, false, out);
+        break;
+    case EV_TOKEN:
+        if (g->plan.score_prompt) echo_end(g, ch, out);
+        take_token(g, ch, ev, out);
+        break;
+    case EV_TEXT: emit_text(g, ch, ev->text, ev->n_text, out); break;
+    case EV_DONE:
+        if (g->plan.score_prompt && !ev->stats.generated_tokens) echo_end(g, ch, out);
+        ch->done = true;
+        ch->finish = ev->finish;
+        ch->stop_index = ev->stop_index;
+        ch->ended_by_eos = ev->ended_by_eos;
+        ch->stats = ev->stats;
+        g->n_done++;
+        metrics_generation(g->srv->met, g, ch);
+        if (ev->finish == FINISH_FAILED) {
+            serve_fail(e, 500, "internal_error", NULL, "the generation failed: %s", ev->err.msg);
+        } else if (ev->finish == FINISH_CANCELLED) {
+            cancel_error(e, ev->reason);
+        } else {
+            /* Entries that remain were withheld by the stop string; otherwise they belong to the reply. */
+            if (ev->stop_index < 0) flush_entries(g, ch, true);
+            else flush_entries(g, ch, false), ch->n_pending = 0;
+            if (streams(g)) g->d->finish(g, ch, out);
+        }
+        break;
+    case EV_LOGITS:
+    case EV_NONE: break;
+    }
+    return !e->status;
+}
+
+static bool text_failed(const choice *ch) {
+    if (ch->text.failed) return true;
+    for (int i = 0; i < N_PIECES; i++)
+        if (ch->pieces[i].failed) return true;
+    return false;
+}
+
+/* The bound on collected tokens: may this one go on? */
+static bool may_collect(gen *g) {
+    server *s = g->srv;
+    gen *oldest;
+    if (streams(g) || g->ending || s->collected_tokens < s->opt.collect_tokens) return true;
+    for (oldest = s->gens; oldest && !oldest->collecting; oldest = oldest->next) {}
+    return oldest == g;
+}
+
+/* All choices are done: the last bytes. */
+static void settle(gen *g, hd_buf *out) {
+    conn *c = g->conn;
+    server *s = g->srv;
+    char extra[300] = "";
+    metrics_request(s->met, g, server_now_us() - g->t_start_us);
+    c->gen = NULL;
+    if (streams(g)) {
+        g->d->end(g, out);
+        http_stream_write(c, buf_cstr(out), out->len);
+        release(g);
+        http_stream_end(c, false);
+        return;
+    }
+    for (uint32_t i = 0; i < g->n_choices; i++)
+        if (text_failed(&g->choices[i])) {
+            serve_error e = {0};
+            serve_fail(&e, 500, "reply_too_large", NULL, "the reply is larger than the server can hold; stream it");
+            fail(g, &e);
+            return;
+        }
+    if (g->warning[0]) snprintf(extra, sizeof extra, "x-heddle-warning: %s\r\n", g->warning);
+    g->d->reply(g, &g->reply);
+    if (g->reply.failed) {
+        serve_error e = {0};
+        serve_fail(&e, 500, "reply_too_large", NULL, "the reply is larger than the server can hold; stream it");
+        release(g);
+        http_reply_error(c, &e);
+        return;
+    }
+    http_reply(c, 200, "application/json", extra, buf_cstr(&g->reply), g->reply.len);
+    release(g);
+}
+
+static void drain(gen *g, unsigned budget) {
+    server *s = g->srv;
+    hd_buf *out = &s->scratch;
+    serve_error e = {0};
+    bool progress = true, blocked = false;
+    if (g->phase != GEN_ACTIVE || !g->conn || g->conn->dead) return;
+    buf_clear(out);
+    while (progress && budget && !e.status) {
+        progress = false;
+        for (uint32_t i = 0; i < g->n_choices && budget && !e.status; i++) {
+            choice *ch = &g->choices[i];
+            gen_event ev;
+            if (ch->done) continue;
+            if (streams(g) && http_unsent(g->conn) + out->len >= HTTP_OUTPUT_MARK) {
+                blocked = true;
+                break;
+            }
+            session_next(ch->s, &ev);
+            if (ev.kind == EV_NONE) continue;
+            progress = true;
+            budget--;
+            take_event(g, ch, &ev, out, &e);
+        }
+        if (blocked) break;
+        if (!may_collect(g)) {
+            g->held = true;
+            break;
+        }
+    }
+    if (out->failed) serve_fail(&e, 500, "internal_error", NULL, "no memory for the reply");
+    if (streams(g) && out->len) {
+        http_stream_write(g->conn, buf_cstr(out), out->len);
+        g->t_last_write_us = server_now_us();
+        buf_clear(out);
+    }
+    if (e.status) {
+        e.has_generated = true;
+        e.generated_tokens = generated(g);
+        fail(g, &e);
+    } else if (g->n_done == g->n_choices) {
+        settle(g, out);
+    } else if (!budget && !g->held) {
+        notify(g); /* more waits: after the others */
+    }
+}
+
+void gen_drain(gen *g) {
+    if (g->phase == GEN_ACTIVE && g->held && may_collect(g)) g->held = false;
+    if (g->phase != GEN_ACTIVE || g->held) return;
+    drain(g, DRAIN_EVENTS);
+}
+
+void gen_resume(gen *g) {
+    if (g->phase == GEN_ACTIVE && streams(g)) drain(g, DRAIN_EVENTS);
+}
+
+static void arm(gen *g, uint64_t us) {
+    struct timeval tv = {(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
+    evtimer_add(g->timer, &tv);
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *arg) {
+    gen *g = arg;
+    server *s = g->srv;
+    (void)fd, (void)what;
+    if (g->phase != GEN_ACTIVE || !g->conn) return;
+    if (!streams(g)) {
+        arm(g, HELD_READ_US);
+        if (may_collect(g)) g->held = false;
+        drain(g, g->held ? 1 : DRAIN_EVENTS);
+        return;
+    }
+    {
+        uint64_t now = server_now_us(), silent = now - g->t_last_write_us;
+        if (silent + 1000 >= s->opt.comment_us) {
+            uint32_t done = 0, total = 0, i = 0;
+            bool queued = false;
+            hd_buf *out = &s->scratch;
+            while (i + 1 < g->n_choices && g->choices[i].done) i++;
+            session_progress(g->choices[i].s, &done, &total, &queued);
+            buf_clear(out);
+            if (queued) sse_comment(out, "queued");
+            else if (done < total) sse_comment(out, "prefill %u/%u", done, total);
+            else sse_comment(out, "ping");
+            if (http_unsent(g->conn) < HTTP_OUTPUT_MARK) http_stream_write(g->conn, buf_cstr(out), out->len);
+            g->t_last_write_us = now;
+            silent = 0;
+        }
+        arm(g, s->opt.comment_us - silent);
+    }
+}
+
+/* Echo of prompts in front of the answers. */
+static void start_echo(gen *g, hd_buf *out) {
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        choice *ch = &g->choices[i];
+        const gen_prompt *p = &g->prompts[ch->prompt];
+        if (g->plan.score_prompt) {
+            sample_result first = {.id = p->ids.ids[0]};
+            echo_token(g, ch, &first, true, out);
+        } else if (g->plan.echo && p->n_echo) {
+            ch->seen_bytes = p->n_echo;
+            ch->seen_chars = count_chars(p->echo, p->n_echo);
+            emit_text(g, ch, p->echo, p->n_echo, out);
+            if (!streams(g)) ch->collected = (uint32_t)p->ids.n, g->srv->collected_tokens += p->ids.n;
+        }
+    }
+}
+
+void gen_planned(gen *g) {
+    server *s = g->srv;
+    conn *c = g->conn;
+    hd_buf *out = &s->scratch;
+    int why = atomic_load_explicit(&g->cancelled, memory_order_relaxed);
+    buf_deinit(&g->body);
+    s->body_bytes -= g->body_counted;
+    g->body_counted = 0;
+    s->n_planning--;
+    g->phase = GEN_ACTIVE;
+    if (!c) {
+        cancel_sessions(g, CANCEL_CLIENT_DISCONNECTED);
+        release(g);
+        return;
+    }
+    if (why && !g->error.status) {
+        cancel_sessions(g, (cancel_reason)why);
+        cancel_error(&g->error, (cancel_reason)why);
+    }
+    if (g->error.status) {
+        serve_error e = g->error;
+        c->gen = NULL;
+        release(g);
+        http_reply_error(c, &e);
+        return;
+    }
+    if (!g->n_choices) { /* tokenize and its kin */
+        c->gen = NULL;
+        http_reply(c, 200, "application/json", NULL, buf_cstr(&g->reply), g->reply.len);
+        release(g);
+        return;
+    }
+    if (!(g->timer = evtimer_new(s->base, on_timer, g))) {
+        serve_error e = {0};
+        serve_fail(&e, 503, "out_of_memory", NULL, "no memory for the request");
+        fail(g, &e);
+        return;
+    }
+    buf_clear(out);
+    if (streams(g)) {
+        char extra[400];
+        snprintf(extra, sizeof extra, "%s%s%s%s", SSE_HEADERS, g->warning[0] ? "x-heddle-warning: " : "", g->warning,
+                 g->warning[0] ? "\r\n" : "");
+        http_stream_begin(c, 200, SSE_TYPE, extra);
+        g->d->start(g, out);
+        start_echo(g, out);
+        if (out->failed) {
+            serve_error e = {0};
+            serve_fail(&e, 500, "reply_too_large", NULL, "no memory for the echo of the prompts");
+            fail(g, &e);
+            return;
+        }
+        http_stream_write(c, buf_cstr(out), out->len);
+        g->t_last_write_us = server_now_us();
+        arm(g, s->opt.comment_us);
+    } else {
+        g->collecting = true;
+        start_echo(g, out);
+        arm(g, HELD_READ_US);
+    }
+    gen_drain(g);
+}
+
+int gen_cancel_id(server *s, const char *id, cancel_reason why) {
+    for (gen *g = s->gens; g; g = g->next) {
+        if (strcmp(g->id, id) != 0) continue;
+        if (g->phase == GEN_PLANNING) atomic_store_explicit(&g->cancelled, (int)why, memory_order_relaxed);
+        else cancel_sessions(g, why);
+        return 1;
+    }
+    for (size_t i = 0; i < RECENT_IDS; i++)
+        if (!strcmp(s->recent[i], id)) return 0;
+    return -1;
+}
+
+void gen_cancel_all(server *s, cancel_reason why) {
+    for (gen *g = s->gens; g; g = g->next) {
+        if (g->phase == GEN_PLANNING) atomic_store_explicit(&g->cancelled, (int)why, memory_order_relaxed);
+        else cancel_sessions(g, why);
+    }
+}
+
+void gen_free_all(server *s) {
+    while (s->gens) release(s->gens);
+    while (s->gens_free) {
+        gen *g = s->gens_free;
+        s->gens_free = g->next;
+        hd_free(g);
+    }
+}
+
+void gen_usage(const gen *g, uint64_t *prompt, uint64_t *cached, uint64_t *completion) {
+    *prompt = *cached = *completion = 0;
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        const choice *ch = &g->choices[i];
+        *completion += ch->stats.generated_tokens;
+        if (i % g->plan.n) continue; /* a prompt counts once, however many answers it has */
+        *prompt += g->prompts[ch->prompt].ids.n;
+        *cached += ch->stats.cached_tokens;
+    }
+}

@@ -1,0 +1,138 @@
+/* gen.h - one request that needs a planner, from its body to the last byte of its reply.
+ *
+ * The loop makes it, a planner fills it and submits its sessions, the loop drains them into the connection (streamed)
+ * or into the reply being collected.  What differs between dialects is behind `struct dialect`.
+ *
+ * Ownership moves: PLANNING - a planner owns the plan fields, the loop only `conn`, `cancelled` and the links.
+ * ACTIVE - the loop owns everything.  FREE - pooled; a late notify from the executor may still name it, harmlessly. */
+#ifndef HD_SERVE_GEN_H
+#define HD_SERVE_GEN_H
+
+#include "serve/error.h"
+#include "serve/http.h"
+#include "serve/request.h"
+#include "serve/server_int.h"
+
+#include <jansson.h>
+
+enum {
+    GEN_MAX_CHOICES = 1024,          /* n x prompts */
+    GEN_MAX_PENDING = 4200,          /* tokens held without text: a stop string of 4096 one-byte tokens and some */
+    GEN_MAX_REPLY_BYTES = 256 << 20, /* one collected reply */
+};
+
+/* A token whose entry waits until its text is out (or is known to be withheld by a stop). */
+typedef struct {
+    sample_result sample;
+    uint64_t start;  /* text bytes of this choice before it */
+    uint64_t chars;  /* the same in code points, echo included */
+    bool first;      /* the first token of a prompt: it has no logprob */
+} token_entry;
+
+/* Rendered pieces of entries, by what the dialect puts there (comma-separated JSON values). */
+enum { PIECE_A, PIECE_B, PIECE_C, PIECE_D, PIECE_IDS, N_PIECES };
+
+typedef struct {
+    session *s;
+    uint32_t index, prompt;
+    hd_buf text;              /* collected text (unstreamed) */
+    hd_buf pieces[N_PIECES];
+    uint32_t n_piece;         /* entries in pieces A..D */
+    uint64_t text_bytes;      /* generated text released so far */
+    uint64_t seen_bytes, seen_chars; /* text that all tokens so far stand for, released or not */
+    detok dt;
+    token_entry *pending;
+    size_t n_pending, cap_pending;
+    uint32_t collected;       /* tokens counted in srv->collected_tokens */
+    bool echo_over;
+    bool done;
+    finish_reason finish;
+    int32_t stop_index;
+    bool ended_by_eos;
+    gen_stats stats;
+} choice;
+
+typedef struct {
+    id_list ids;
+    char *echo; /* completions: the text to echo, or NULL */
+    size_t n_echo;
+} gen_prompt;
+
+typedef struct dialect {
+    const char *name;      /* label of metrics */
+    const char *id_prefix; /* of the response object's id; NULL: no object */
+    const char *object;
+    /* Planner thread.  Fill g->plan, g->prompts (or g->reply for a request that generates nothing). */
+    bool (*plan)(gen *g, const json_t *body, serve_error *e);
+    /* Loop thread; each appends whole SSE events to out. */
+    void (*start)(gen *g, hd_buf *out);                                          /* accepted */
+    void (*delta)(gen *g, choice *ch, const char *text, size_t n, hd_buf *out);  /* text and the pieces so far */
+    void (*finish)(gen *g, choice *ch, hd_buf *out);                             /* one choice ended */
+    void (*end)(gen *g, hd_buf *out);                                            /* all did */
+    void (*entry)(gen *g, choice *ch, const token_entry *t);                     /* append t to ch->pieces */
+    void (*reply)(gen *g, hd_buf *out);                                          /* the unstreamed reply */
+} dialect;
+
+typedef enum { GEN_FREE, GEN_PLANNING, GEN_ACTIVE } gen_phase;
+
+struct gen {
+    server *srv;
+    gen_phase phase;
+    /* loop */
+    conn *conn; /* NULL: the peer has gone */
+    gen *prev, *next;
+    struct event *timer; /* comments; keeps a paused collection's sessions read */
+    size_t body_counted;
+    uint64_t t_start_us, t_last_write_us;
+    uint64_t event_no;
+    uint32_t n_done;
+    bool collecting, held; /* held: the bound on collected tokens stopped it */
+    bool ending;           /* its sessions were cancelled */
+    /* srv->mu */
+    gen *ready_next, *planned_next;
+    bool ready;
+    /* planner queue's mutex */
+    gen *job_prev, *job_next;
+    bool job_queued;
+    /* any thread */
+    atomic_int cancelled; /* cancel_reason, 0: none; set by the loop, read by the planner between its stages */
+
+    /* planner, then loop */
+    const dialect *d;
+    hd_buf body;
+    char id[64];
+    int64_t created;
+    serve_error error;
+    hd_buf reply; /* JSON of a request that generates nothing */
+    char warning[200]; /* for x-heddle-warning */
+    gen_params plan;
+    gen_prompt *prompts;
+    uint32_t n_prompts;
+    choice *choices;
+    uint32_t n_choices;
+    bool has_big_seed;
+    uint64_t big_seed;
+    hd_buf frame_head, frame_tail; /* constant parts of a stream's frames */
+};
+
+/* Loop: start the request of c (its body is taken), or answer 429. */
+void gen_start(conn *c, const dialect *d);
+void gen_planned(gen *g);  /* a planner is done with it */
+void gen_drain(gen *g);    /* its sessions have something */
+void gen_resume(gen *g);   /* its output went down */
+void gen_abandon(gen *g);  /* its peer has gone */
+/* Cancel by response id: 1 cancelled now, 0 known but over, -1 unknown. */
+int gen_cancel_id(server *s, const char *id, cancel_reason why);
+void gen_cancel_all(server *s, cancel_reason why);
+void gen_free_all(server *s); /* at close, when the planners are gone */
+
+/* Planner thread: the sessions of g->prompts.  Fills g->error on failure. */
+void gen_submit(gen *g);
+/* The number for the next data event. */
+static inline uint64_t gen_next_event(gen *g) { return g->event_no++; }
+/* Sums over choices. */
+void gen_usage(const gen *g, uint64_t *prompt, uint64_t *cached, uint64_t *completion);
+
+extern const dialect dialect_chat, dialect_completions, dialect_tokenize, dialect_detokenize;
+
+#endif

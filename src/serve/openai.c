@@ -1,0 +1,129 @@
+/* openai.c - see openai.h. */
+#include "serve/openai.h"
+
+#include "serve/stream.h"
+
+#include <math.h>
+#include <string.h>
+
+bool openai_check_constraints(const json_t *body, serve_error *e) {
+    static const char *const grammars[] = {"structured_outputs", "guided_json",    "guided_regex", "guided_choice",
+                                           "guided_grammar",     "grammar",        "json_schema"};
+    const json_t *f = req_get(body, "response_format"), *m;
+    if (f) {
+        const char *type = json_string_value(req_get(f, "type"));
+        if (!json_is_object(f)) return bad_field(e, "response_format", "response_format must be an object");
+        if (!type) return bad_field(e, "response_format.type", "response_format.type is missing");
+        if (!strcmp(type, "json_schema")) {
+            const json_t *js = req_get(f, "json_schema"), *schema = req_get(json_is_object(js) ? js : f, "schema");
+            if (!json_is_object(schema) && !json_is_boolean(schema))
+                return bad_field(e, "response_format.json_schema", "response_format has no schema");
+        }
+        if (!strcmp(type, "json_schema") || !strcmp(type, "json_object"))
+            return serve_fail(e, 422, "unsupported_parameter", "response_format", "response_format %s is not supported yet", type);
+        if (strcmp(type, "text") != 0)
+            return bad_field(e, "response_format.type", "unknown response_format.type '%.60s'", type);
+    }
+    for (size_t i = 0; i < sizeof grammars / sizeof *grammars; i++)
+        if (req_get(body, grammars[i]))
+            return serve_fail(e, 422, "unsupported_parameter", grammars[i], "%s is not supported yet", grammars[i]);
+    if (req_get(body, "audio") || req_get(body, "web_search_options")) {
+        const char *what = req_get(body, "audio") ? "audio" : "web_search_options";
+        return serve_fail(e, 400, "unsupported_parameter", what, "%s is not supported", what);
+    }
+    if ((m = req_get(body, "modalities"))) {
+        if (!json_is_array(m)) return bad_field(e, "modalities", "modalities must be an array");
+        for (size_t i = 0; i < json_array_size(m); i++) {
+            const char *one = json_string_value(json_array_get(m, i));
+            if (!one || strcmp(one, "text"))
+                return serve_fail(e, 400, "unsupported_modality", "modalities", "this model makes text only");
+        }
+    }
+    return true;
+}
+
+void openai_head(jsonw *w, const gen *g, const char *object) {
+    jsonw_key(w, "id"), jsonw_str(w, g->id);
+    jsonw_key(w, "object"), jsonw_str(w, object);
+    jsonw_key(w, "created"), jsonw_int(w, g->created);
+    jsonw_key(w, "model"), jsonw_str(w, g->srv->info->name);
+    jsonw_key(w, "system_fingerprint"), jsonw_str(w, g->srv->fingerprint);
+}
+
+bool openai_frames(gen *g, const char *object, serve_error *e) {
+    jsonw w;
+    jsonw_init(&w, &g->frame_head);
+    jsonw_obj(&w);
+    openai_head(&w, g, object);
+    buf_str(&g->frame_head, ",\"choices\":[{\"index\":");
+    /* With include_usage every frame but the last says usage: null. */
+    buf_str(&g->frame_tail, g->plan.include_usage ? "}],\"usage\":null" : "}]");
+    if (g->frame_head.failed || g->frame_tail.failed)
+        return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
+    return true;
+}
+
+void openai_usage(jsonw *w, const gen *g) {
+    uint64_t prompt, cached, completion;
+    gen_usage(g, &prompt, &cached, &completion);
+    jsonw_key(w, "usage"), jsonw_obj(w);
+    jsonw_key(w, "prompt_tokens"), jsonw_uint(w, prompt);
+    jsonw_key(w, "completion_tokens"), jsonw_uint(w, completion);
+    jsonw_key(w, "total_tokens"), jsonw_uint(w, prompt + completion);
+    jsonw_key(w, "prompt_tokens_details"), jsonw_obj(w);
+    jsonw_key(w, "cached_tokens"), jsonw_uint(w, cached);
+    jsonw_obj_end(w);
+    jsonw_key(w, "completion_tokens_details"), jsonw_obj(w);
+    jsonw_key(w, "reasoning_tokens"), jsonw_uint(w, 0);
+    jsonw_obj_end(w);
+    jsonw_obj_end(w);
+}
+
+static void timings(jsonw *w, const gen_stats *s) {
+    double prompt_ms = (double)s->prefill_us / 1000, gen_ms = (double)s->decode_us / 1000;
+    uint32_t prompt_n = s->prompt_tokens - s->cached_tokens, n = s->generated_tokens;
+    jsonw_key(w, "timings"), jsonw_obj(w);
+    jsonw_key(w, "cache_n"), jsonw_uint(w, s->cached_tokens);
+    jsonw_key(w, "prompt_n"), jsonw_uint(w, prompt_n);
+    jsonw_key(w, "prompt_ms"), jsonw_num(w, prompt_ms);
+    jsonw_key(w, "prompt_per_token_ms"), jsonw_num(w, prompt_n ? prompt_ms / prompt_n : 0);
+    jsonw_key(w, "prompt_per_second"), jsonw_num(w, prompt_ms > 0 ? prompt_n / prompt_ms * 1000 : 0);
+    jsonw_key(w, "predicted_n"), jsonw_uint(w, n);
+    jsonw_key(w, "predicted_ms"), jsonw_num(w, gen_ms);
+    jsonw_key(w, "predicted_per_token_ms"), jsonw_num(w, n ? gen_ms / n : 0);
+    jsonw_key(w, "predicted_per_second"), jsonw_num(w, gen_ms > 0 ? n / gen_ms * 1000 : 0);
+    jsonw_key(w, "queue_ms"), jsonw_num(w, (double)s->queue_us / 1000);
+    jsonw_obj_end(w);
+}
+
+void openai_extras(jsonw *w, const gen *g, const choice *ch) {
+    jsonw_key(w, "seed");
+    if (g->has_big_seed) jsonw_uint(w, g->plan.sampling.seed);
+    else jsonw_int(w, (int64_t)g->plan.sampling.seed);
+    if (g->plan.timings) timings(w, &ch->stats);
+}
+
+void openai_ids(jsonw *w, const char *key, const id_list *ids) {
+    jsonw_key(w, key), jsonw_arr(w);
+    for (size_t i = 0; i < ids->n; i++) jsonw_int(w, ids->ids[i]);
+    jsonw_arr_end(w);
+}
+
+void openai_end(gen *g, const char *object, hd_buf *out) {
+    if (g->plan.include_usage) {
+        jsonw w;
+        sse_open(out, gen_next_event(g));
+        jsonw_init(&w, out);
+        jsonw_obj(&w);
+        openai_head(&w, g, object);
+        jsonw_key(&w, "choices"), jsonw_arr(&w), jsonw_arr_end(&w);
+        openai_usage(&w, g);
+        jsonw_obj_end(&w);
+        sse_close(out);
+    }
+    sse_done(out);
+}
+
+const char *openai_finish(const choice *ch) { return ch->finish == FINISH_LENGTH ? "length" : "stop"; }
+
+void openai_logprob(hd_buf *b, float lp) { jsonw_double(b, isfinite(lp) ? (double)lp : -9999.0); }

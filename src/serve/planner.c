@@ -1,0 +1,131 @@
+/* planner.c - see planner.h. */
+#include "serve/planner.h"
+
+#include "base/mem.h"
+
+#include <signal.h>
+
+struct planner {
+    server *srv;
+    pthread_t *threads;
+    uint32_t n_threads, max_waiting;
+    pthread_mutex_t mu; /* guards the queue and stop */
+    pthread_cond_t cond;
+    gen *head, *tail;
+    uint32_t n;
+    bool stop;
+};
+
+static void plan(gen *g) {
+    json_t *body;
+    if (planner_unwanted(g)) return;
+    if (!(body = request_parse(g->body.data, g->body.len, &g->has_big_seed, &g->big_seed, &g->error))) return;
+    if (!planner_unwanted(g) && request_check_model(g->srv, body, &g->error) && g->d->plan(g, body, &g->error) &&
+        g->n_prompts && !planner_unwanted(g))
+        gen_submit(g);
+    g->plan.stops = (hd_free(g->plan.stops), NULL); /* they point into the body */
+    g->plan.n_stops = 0;
+    json_decref(body);
+}
+
+static void post(gen *g) {
+    server *s = g->srv;
+    pthread_mutex_lock(&s->mu);
+    g->planned_next = NULL;
+    if (s->planned_tail) s->planned_tail->planned_next = g;
+    else s->planned_head = g;
+    s->planned_tail = g;
+    pthread_mutex_unlock(&s->mu);
+    server_wake(s);
+}
+
+static void *work(void *arg) {
+    planner *p = arg;
+    for (;;) {
+        gen *g;
+        pthread_mutex_lock(&p->mu);
+        while (!p->head && !p->stop) pthread_cond_wait(&p->cond, &p->mu);
+        if (p->stop) {
+            pthread_mutex_unlock(&p->mu);
+            return NULL;
+        }
+        g = p->head;
+        if ((p->head = g->job_next)) p->head->job_prev = NULL;
+        else p->tail = NULL;
+        g->job_next = NULL;
+        g->job_queued = false;
+        p->n--;
+        pthread_mutex_unlock(&p->mu);
+        plan(g);
+        post(g);
+    }
+}
+
+bool planner_push(planner *p, gen *g) {
+    bool ok;
+    pthread_mutex_lock(&p->mu);
+    if ((ok = p->n < p->max_waiting)) {
+        g->job_next = NULL;
+        if ((g->job_prev = p->tail)) p->tail->job_next = g;
+        else p->head = g;
+        p->tail = g;
+        g->job_queued = true;
+        p->n++;
+        pthread_cond_signal(&p->cond);
+    }
+    pthread_mutex_unlock(&p->mu);
+    return ok;
+}
+
+bool planner_remove(planner *p, gen *g) {
+    bool queued;
+    pthread_mutex_lock(&p->mu);
+    if ((queued = g->job_queued)) {
+        if (g->job_prev) g->job_prev->job_next = g->job_next;
+        else p->head = g->job_next;
+        if (g->job_next) g->job_next->job_prev = g->job_prev;
+        else p->tail = g->job_prev;
+        g->job_queued = false;
+        p->n--;
+    }
+    pthread_mutex_unlock(&p->mu);
+    return queued;
+}
+
+hd_status planner_new(planner **out, server *s, uint32_t n_threads, uint32_t max_waiting, hd_err *err) {
+    planner *p = hd_calloc(1, sizeof *p);
+    sigset_t all, old;
+    *out = NULL;
+    if (!p) return hd_fail(err, HD_NOMEM, "serve: no memory for the planners");
+    p->srv = s;
+    p->max_waiting = max_waiting;
+    pthread_mutex_init(&p->mu, NULL);
+    pthread_cond_init(&p->cond, NULL);
+    if (!(p->threads = hd_calloc(n_threads, sizeof *p->threads))) {
+        planner_free(p);
+        return hd_fail(err, HD_NOMEM, "serve: no memory for the planners");
+    }
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    while (p->n_threads < n_threads && !pthread_create(&p->threads[p->n_threads], NULL, work, p)) p->n_threads++;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (p->n_threads < n_threads) {
+        planner_free(p);
+        return hd_fail(err, HD_IO, "serve: a planner thread could not be started");
+    }
+    *out = p;
+    return HD_OK;
+}
+
+void planner_free(planner *p) {
+    if (!p) return;
+    pthread_mutex_lock(&p->mu);
+    p->stop = true;
+    pthread_cond_broadcast(&p->cond);
+    pthread_mutex_unlock(&p->mu);
+    for (uint32_t i = 0; i < p->n_threads; i++) pthread_join(p->threads[i], NULL);
+    pthread_cond_destroy(&p->cond);
+    pthread_mutex_destroy(&p->mu);
+    hd_free(p->threads);
+    hd_free(p);
+}

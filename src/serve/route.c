@@ -1,0 +1,130 @@
+/* route.c - see route.h.
+ *
+ * Order of judgement: preflight (asks no key) -> path -> method -> key -> body limit -> phase.  What can be refused at
+ * the head is, so that no body is read for nothing. */
+#include "serve/route.h"
+
+#include "serve/gen.h"
+
+#include <string.h>
+#include <strings.h>
+
+struct route {
+    const char *path;  /* exact, or a prefix when it ends in '/' and is not the root */
+    const char *allow; /* methods */
+    void (*get)(conn *c);
+    void (*post)(conn *c);     /* answered in the loop */
+    const dialect *generate;   /* POST through a planner */
+    bool open;                 /* no key needed */
+    const char *missing;       /* known, but not in this build: 501 says so */
+};
+
+static const route routes[] = {
+    {"/", "GET, HEAD, OPTIONS", .get = control_root, .open = true},
+    {"/health", "GET, HEAD, OPTIONS", .get = control_health, .open = true},
+    {"/v1/health", "GET, HEAD, OPTIONS", .get = control_health, .open = true},
+    {"/metrics", "GET, HEAD, OPTIONS", .get = control_metrics},
+    {"/v1/models", "GET, HEAD, OPTIONS", .get = control_models},
+    {"/v1/models/", "GET, HEAD, OPTIONS", .get = control_models},
+    {"/v1/heddle/state", "GET, HEAD, OPTIONS", .get = control_state},
+    {"/v1/heddle/cancel", "POST, OPTIONS", .post = control_cancel},
+    {"/v1/chat/completions", "POST, OPTIONS", .generate = &dialect_chat},
+    {"/v1/completions", "POST, OPTIONS", .generate = &dialect_completions},
+    {"/tokenize", "POST, OPTIONS", .generate = &dialect_tokenize},
+    {"/detokenize", "POST, OPTIONS", .generate = &dialect_detokenize},
+    {"/v1/responses", "POST, GET, DELETE, OPTIONS", .missing = "responses"},
+    {"/v1/responses/", "POST, GET, DELETE, OPTIONS", .missing = "responses"},
+    {"/v1/embeddings", "POST, OPTIONS", .missing = "embeddings"},
+    {"/v1/rerank", "POST, OPTIONS", .missing = "reranking"},
+    {"/v1/messages", "POST, OPTIONS", .missing = "Anthropic messages"},
+    {"/v1/messages/", "POST, OPTIONS", .missing = "Anthropic messages"},
+    {"/v1/adapters", "GET, POST, DELETE, OPTIONS", .missing = "adapters"},
+    {"/v1/adapters/", "GET, POST, DELETE, OPTIONS", .missing = "adapters"},
+};
+
+static const route *find(const char *path) {
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        size_t n = strlen(routes[i].path);
+        if (!strcmp(path, routes[i].path)) return &routes[i];
+        if (n > 1 && routes[i].path[n - 1] == '/' && !strncmp(path, routes[i].path, n) && path[n]) return &routes[i];
+    }
+    return NULL;
+}
+
+bool route_origin_allowed(const server *s, const char *origin) {
+    return !strcmp(s->cors_origin, "*") || !strcasecmp(s->cors_origin, origin);
+}
+
+/* Equal, in a time that depends on the candidate's length only. */
+static bool same_secret(const char *given, const char *key) {
+    size_t n = strlen(key);
+    unsigned diff = strlen(given) != n;
+    for (size_t i = 0; given[i]; i++) diff |= (unsigned)(unsigned char)given[i] ^ (unsigned char)key[n ? i % n : 0];
+    return !diff;
+}
+
+static bool key_ok(const conn *c) {
+    const server *s = c->srv;
+    const char *auth = httpreq_get(&c->req, HTTPREQ_AUTHORIZATION), *given = httpreq_get(&c->req, HTTPREQ_X_API_KEY);
+    bool ok = !s->opt.n_api_keys;
+    if (!strncasecmp(auth, "Bearer ", 7)) {
+        given = auth + 7;
+        while (*given == ' ') given++;
+    }
+    for (size_t i = 0; i < s->opt.n_api_keys; i++) ok |= same_secret(given, s->keys[i]);
+    return ok;
+}
+
+void route_head(conn *c) {
+    server *s = c->srv;
+    serve_error *e = &c->early;
+    unsigned m = c->req.method;
+    bool get = m == HTTP_GET || m == HTTP_HEAD;
+    server_phase phase = server_phase_now(s);
+    const route *r;
+    c->route = NULL;
+    c->allow = NULL;
+    buf_clear(&c->path);
+    if (m == HTTP_CONNECT) {
+        serve_fail(e, 405, "method_not_allowed", NULL, "this is not a proxy");
+        c->keep_alive = false;
+        return;
+    }
+    if (!httpreq_path(&c->req, &c->path)) {
+        serve_fail(e, 400, "bad_http", NULL, "the request target is not a path");
+        return;
+    }
+    if (m == HTTP_OPTIONS) return; /* preflight: before key and path */
+    if (!(r = find(buf_cstr(&c->path)))) {
+        serve_fail(e, 404, "not_found", NULL, "there is nothing at %.200s", buf_cstr(&c->path));
+        if (!key_ok(c)) goto unauthorised;
+        return;
+    }
+    c->route = r;
+    c->allow = r->allow;
+    if (!r->open && !key_ok(c)) goto unauthorised;
+    if (r->missing) {
+        serve_fail(e, 501, "not_supported", NULL, "%s are not built into this server", r->missing);
+    } else if (!(get ? r->get != NULL : m == HTTP_POST && (r->post || r->generate))) {
+        serve_fail(e, 405, "method_not_allowed", NULL, "%s is not a method of %s; there are %s",
+                   http_method_str((enum http_method)m), r->path, r->allow);
+    } else if (phase == PHASE_LOADING && !r->open) {
+        serve_fail(e, 503, "loading", NULL, "the model is loading");
+        e->retry_after_s = 1;
+    } else if (phase >= PHASE_DRAINING && r->generate) {
+        serve_fail(e, 503, "draining", NULL, "the server is shutting down");
+        e->retry_after_s = 5;
+    }
+    return;
+unauthorised:
+    memset(e, 0, sizeof *e);
+    serve_fail(e, 401, "invalid_api_key", NULL, "a valid key is needed: Authorization: Bearer KEY");
+}
+
+void route_dispatch(conn *c) {
+    const route *r = c->route;
+    if (c->req.method == HTTP_OPTIONS) control_preflight(c);
+    else if (r->generate) gen_start(c, r->generate);
+    else if (c->req.method == HTTP_POST) r->post(c);
+    else r->get(c);
+}

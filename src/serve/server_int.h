@@ -1,0 +1,83 @@
+/* server_int.h - the server as its own files see it.
+ *
+ * Threads: "loop" fields belong to the event-loop thread; "fixed" ones never change after open or attach; the mutex
+ * guards only the posted lists.  Messages to the loop are lists taken whole in one swap after an eventfd wake. */
+#ifndef HD_SERVE_SERVER_INT_H
+#define HD_SERVE_SERVER_INT_H
+
+#include "serve/server.h"
+
+#include "base/buf.h"
+
+#include <event2/event.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+typedef struct conn conn;
+typedef struct gen gen;
+typedef struct planner planner;
+typedef struct metrics metrics;
+
+/* LOADING: no engine yet.  SERVING.  DRAINING: no new generations.  DRAINED: and nothing is left. */
+typedef enum { PHASE_LOADING, PHASE_SERVING, PHASE_DRAINING, PHASE_DRAINED } server_phase;
+
+enum { RECENT_IDS = 1024 }; /* finished ids that a cancel still knows */
+
+struct server {
+    /* fixed */
+    server_options opt;
+    char *host, *cors_origin;
+    char **keys, **aliases;
+    uint16_t port;
+    int64_t created;
+    struct event_base *base;
+    pthread_t loop_thread;
+    bool loop_started;
+    int wake_fd;
+    planner *planner;
+
+    /* fixed once phase is past LOADING (released by the store to phase, acquired by its readers) */
+    engine *eng;
+    model *mdl;
+    const model_info *info;
+    uint32_t ctx, max_rows, max_queued;
+    char fingerprint[24];
+    atomic_int phase; /* server_phase */
+
+    pthread_mutex_t mu; /* guards the posted lists and wishes below; never held while calling out */
+    gen *ready_head, *ready_tail; /* sessions have events */
+    gen *planned_head, *planned_tail; /* planners are done with them */
+    bool want_stop, want_drain;
+    uint64_t drain_timeout_us;
+
+    /* loop */
+    struct evconnlistener *listener;
+    struct event *wake_ev, *reap_ev, *accept_ev, *drain_ev;
+    conn *conns, *dead; /* live ones; closed ones whose memory waits for the end of the turn */
+    uint32_t n_conns;
+    size_t body_bytes;          /* request bodies held, of connections and of generations being planned */
+    gen *gens, *gens_last;      /* in flight, oldest first */
+    gen *gens_free;             /* pooled: a late notify may still point at one */
+    uint32_t n_gens, n_planning;
+    uint64_t collected_tokens;  /* held by unstreamed replies */
+    metrics *met;
+    char (*recent)[64];         /* ring of finished ids */
+    size_t n_recent;
+    hd_buf scratch;             /* one turn's output of one connection */
+};
+
+static inline server_phase server_phase_now(const server *s) {
+    return (server_phase)atomic_load_explicit(&((server *)(uintptr_t)s)->phase, memory_order_acquire);
+}
+/* Wake the loop to look at its lists.  Any thread. */
+void server_wake(server *s);
+/* Loop: something ended; if a drain is on, see whether all is over. */
+void server_check_drained(server *s);
+uint64_t server_now_us(void);
+/* n characters of an unguessable id from [0-9a-zA-Z], NUL-terminated. */
+void server_random_id(char *out, size_t n);
+uint64_t server_random_u64(void);
+/* The served model answers to this name (empty: yes). */
+bool server_knows_model(const server *s, const char *name);
+
+#endif

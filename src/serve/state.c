@@ -1,0 +1,77 @@
+/* state.c - see state.h. */
+#include "serve/state.h"
+
+#include "base/jsonw.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+/* The id clients know: sessions of one response differ by a suffix behind '#'. */
+static void write_id(jsonw *w, const char *id) {
+    const char *cut = strchr(id, '#');
+    jsonw_key(w, "id"), jsonw_strn(w, id, cut ? (size_t)(cut - id) : strlen(id));
+}
+
+bool state_write(server *s, hd_buf *out) {
+    engine_view v = {0};
+    row_view *rows = NULL;
+    jsonw w;
+    uint32_t cap = s->max_rows + s->max_queued;
+    if (!(rows = hd_calloc(cap, sizeof *rows))) return false;
+    v.rows = rows;
+    v.cap_rows = s->max_rows;
+    v.queue = rows + s->max_rows;
+    v.cap_queue = s->max_queued;
+    engine_look(s->eng, &v);
+    jsonw_init(&w, out);
+    jsonw_obj(&w);
+    jsonw_key(&w, "rows"), jsonw_arr(&w);
+    for (uint32_t i = 0; i < v.n_rows; i++) {
+        const row_view *r = &v.rows[i];
+        jsonw_obj(&w);
+        write_id(&w, r->id);
+        jsonw_key(&w, "method"), jsonw_str(&w, "autoregressive");
+        jsonw_key(&w, "phase"), jsonw_str(&w, row_phase_name(r->phase));
+        jsonw_key(&w, "prompt_tokens"), jsonw_uint(&w, r->prompt_tokens);
+        jsonw_key(&w, "cached_tokens"), jsonw_uint(&w, r->cached_tokens);
+        jsonw_key(&w, "generated_tokens"), jsonw_uint(&w, r->generated_tokens);
+        jsonw_key(&w, "pages"), jsonw_uint(&w, r->pages);
+        jsonw_obj_end(&w);
+    }
+    jsonw_arr_end(&w);
+    jsonw_key(&w, "queue"), jsonw_arr(&w);
+    for (uint32_t i = 0; i < v.n_queue; i++) {
+        const row_view *r = &v.queue[i];
+        jsonw_obj(&w);
+        write_id(&w, r->id);
+        jsonw_key(&w, "reason"), jsonw_str(&w, r->wait_reason ? r->wait_reason : "order");
+        jsonw_key(&w, "expected_wait_ms"), jsonw_uint(&w, r->expected_wait_ms);
+        jsonw_obj_end(&w);
+    }
+    jsonw_arr_end(&w);
+    jsonw_key(&w, "pages"), jsonw_obj(&w);
+    jsonw_key(&w, "total"), jsonw_uint(&w, v.pages_total);
+    jsonw_key(&w, "used"), jsonw_uint(&w, v.pages_used);
+    jsonw_key(&w, "cached"), jsonw_uint(&w, v.pages_cached);
+    jsonw_key(&w, "shared"), jsonw_uint(&w, v.pages_shared);
+    jsonw_key(&w, "page_tokens"), jsonw_uint(&w, v.page_tokens);
+    jsonw_obj_end(&w);
+    jsonw_key(&w, "step"), jsonw_obj(&w);
+    jsonw_key(&w, "count"), jsonw_uint(&w, v.steps);
+    jsonw_key(&w, "tokens_last"), jsonw_uint(&w, v.step_tokens_last);
+    jsonw_key(&w, "ms_p50"), jsonw_num(&w, v.step_ms_p50);
+    jsonw_obj_end(&w);
+    /* beyond the contract: what the server itself holds */
+    jsonw_key(&w, "planning"), jsonw_uint(&w, s->n_planning);
+    jsonw_key(&w, "connections"), jsonw_uint(&w, s->n_conns);
+    jsonw_key(&w, "body_bytes"), jsonw_uint(&w, s->body_bytes);
+    jsonw_key(&w, "collected_tokens"), jsonw_uint(&w, s->collected_tokens);
+    jsonw_key(&w, "running"), jsonw_uint(&w, v.running);
+    jsonw_key(&w, "waiting"), jsonw_uint(&w, v.waiting);
+    jsonw_key(&w, "cancelled"), jsonw_obj(&w);
+    for (int i = 1; i <= CANCEL_FAILED; i++) jsonw_key(&w, cancel_reason_name((cancel_reason)i)), jsonw_uint(&w, v.cancelled[i]);
+    jsonw_obj_end(&w);
+    jsonw_obj_end(&w);
+    hd_free(rows);
+    return !out->failed;
+}
