@@ -187,10 +187,11 @@ void gen_submit(gen *g) {
     char(*ids)[64] = NULL;
     hd_err err = {0};
     hd_status st;
-    if (n > GEN_MAX_CHOICES || n > s->max_queued) {
+    uint32_t room = s->max_queued + s->max_rows;
+    if (n > GEN_MAX_CHOICES || n > room) {
         serve_fail(&g->error, 400, "invalid_value", p->n > 1 ? "n" : "prompt",
-                   "%llu choices (prompts x n) are asked for; at most %u can wait", (unsigned long long)n,
-                   s->max_queued < GEN_MAX_CHOICES ? s->max_queued : GEN_MAX_CHOICES);
+                   "%llu choices (prompts x n) are asked for; at most %u can run and wait", (unsigned long long)n,
+                   room < GEN_MAX_CHOICES ? room : GEN_MAX_CHOICES);
         return;
     }
     for (uint32_t i = 0; i < g->n_prompts; i++) {

@@ -16,12 +16,13 @@ bool state_write(server *s, hd_buf *out) {
     engine_view v = {0};
     row_view *rows = NULL;
     jsonw w;
-    uint32_t cap = s->max_rows + s->max_queued;
+    /* The line may hold those who will get a row at the next step on top of those who wait. */
+    uint32_t cap_queue = s->max_rows + s->max_queued, cap = s->max_rows + cap_queue;
     if (!(rows = hd_calloc(cap, sizeof *rows))) return false;
     v.rows = rows;
     v.cap_rows = s->max_rows;
     v.queue = rows + s->max_rows;
-    v.cap_queue = s->max_queued;
+    v.cap_queue = cap_queue;
     engine_look(s->eng, &v);
     jsonw_init(&w, out);
     jsonw_obj(&w);
