@@ -82,6 +82,7 @@ static hd_status plain(encoder *e, const char *s, size_t n, bool prefix) {
     case TOK_BPE: return bpe_encode(e, s, n);
     case TOK_SPM: return spm_encode(e, s, n, prefix);
     case TOK_WPM: return wpm_encode(e, s, n);
+    case TOK_LONGEST: return longest_encode(e, s, n);
     }
     return HD_OK;
 }

@@ -3,6 +3,7 @@
  *   vocab.c      reads the metadata: names, types, what each token prints, the ids that end a generation
  *   specials.c   the tokens that are found in the text as they are written, before any algorithm runs
  *   bpe.c spm.c wpm.c   the three algorithms, each for one stretch of text without special tokens
+ *   tok_longest.c       the scripted model's vocabulary, found by the specials' trie; what is left over are bytes
  *   tokenizer.c  the public calls: pieces, specials, BOS and EOS;   detok.c  ids back to text
  *
  * Ids 0..n-1 are tokens.  Symbols n..n_syms-1 are strings that merge rules name though they are no tokens; they may
@@ -13,7 +14,7 @@
 #include "text/pretok.h"
 #include "text/tokenizer.h"
 
-typedef enum { TOK_BPE, TOK_SPM, TOK_WPM } tok_algorithm;
+typedef enum { TOK_BPE, TOK_SPM, TOK_WPM, TOK_LONGEST } tok_algorithm;
 
 /* Types as in the file (low bits), and what heddle adds. */
 enum {
@@ -124,6 +125,7 @@ hd_status encoder_lists(encoder *e, size_t n);
 hd_status bpe_encode(encoder *e, const char *s, size_t n);
 hd_status spm_encode(encoder *e, const char *s, size_t n, bool prefix);
 hd_status wpm_encode(encoder *e, const char *s, size_t n);
+hd_status longest_encode(encoder *e, const char *s, size_t n);
 
 /* A min-heap of 64-bit keys: (priority << 32 | position), so that equal priorities come leftmost first. */
 static inline void heap_down(uint64_t *h, size_t n, size_t i) {
