@@ -70,7 +70,7 @@ typedef struct {
     uint32_t n, pos0;
     void *const *pages[MODEL_MAX_GROUPS]; /* page tables by group */
     uint32_t first_logits;  /* logits are wanted for segment positions [first_logits, n); n = none */
-    float *logits;          /* [n - first_logits][n_vocab], given by the caller's workspace */
+    float *logits;          /* out: [n - first_logits][n_vocab] in the model's workspace, scratch until the next step */
     uint32_t n_prompt;      /* of the row: the scripted model counts its steps from there */
     const void *row_state;  /* scripted model: its rule for this row (model_row_open) */
 } segment;
@@ -81,10 +81,18 @@ typedef struct {
     const void *cancel;        /* reserved */
 } step;
 
-/* Workspaces for steps of up to max_tokens tokens, contexts of up to ctx positions and KV of this type and page size. */
-hd_status model_plan(model *m, uint32_t max_tokens, uint32_t ctx, uint32_t page_tokens, tensor_type kv_type, hd_err *err);
-uint64_t model_workspace_bytes(const model *m, uint32_t max_tokens, uint32_t ctx);
-/* Bytes of one page of group g. */
+/* What steps may ask for: workspaces are allocated once for this and never grow. */
+typedef struct {
+    uint32_t max_tokens; /* of all segments together */
+    uint32_t max_segs;
+    uint32_t max_logits; /* positions that want logits */
+    uint32_t ctx;        /* positions of a row */
+    uint32_t page_tokens;
+    tensor_type kv_type;
+} step_limits;
+hd_status model_plan(model *m, const step_limits *lim, hd_err *err);
+uint64_t model_workspace_bytes(const model *m, const step_limits *lim);
+/* Bytes of one page of group g; 0 if the KV type is not one this model can use. */
 uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type);
 
 /* Run the step on the model's pool.  HD_FAILED: *bad_seg is the segment that failed, or n_segs if unknown.  Running the

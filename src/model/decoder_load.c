@@ -1,0 +1,246 @@
+/* decoder_load.c - weights out of a GGUF into packed form, every tensor checked by name, type and shape.
+ *
+ * Matrices are packed one after another into one block of memory, each by all threads, and the mapped pages of a packed
+ * tensor are given back at once: there are never two full copies.  The token embedding stays mapped: a step reads only
+ * the rows it needs.  A tensor that the family does not use is refused: computing without it would give fluent nonsense. */
+#include "model/decoder.h"
+#include "base/checked.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/topology.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef struct {
+    decoder *d;
+    const model_options *opt;
+    hd_err *err;
+    size_t n_used;           /* tensors that found a place */
+    uint64_t packed_bytes;   /* first pass: sum; second pass: cursor */
+    uint64_t params;
+    bool place;              /* second pass */
+} loader;
+
+static const gguf_tensor *find(loader *l, const char *name) {
+    const gguf_tensor *t = gguf_tensor_find(l->d->file, name);
+    if (t && !l->place) l->n_used++;
+    return t;
+}
+
+static hd_status wrong_shape(loader *l, const gguf_tensor *t, const char *name, uint64_t cols, uint64_t rows) {
+    return hd_fail_field(l->err, HD_INVALID, name, "tensor %s is %llu x %llu, expected %llu x %llu", name,
+                         (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], (unsigned long long)cols,
+                         (unsigned long long)rows);
+}
+
+typedef struct {
+    loader *l;
+    mm_weight *w;
+    const void *src;
+    pool_cursor next;
+} pack_job;
+
+static void pack_some(void *ctx, unsigned member, unsigned n) {
+    pack_job *j = ctx;
+    size_t b, e;
+    (void)member, (void)n;
+    while (pool_next(&j->next, 64, &b, &e)) mm_pack(j->l->d->base.k, j->w, j->src, (uint32_t)b, (uint32_t)e);
+}
+
+/* First pass: check and count.  Second pass: pack. */
+static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols, uint32_t rows, bool keep_mapped) {
+    decoder *d = l->d;
+    const gguf_tensor *t = find(l, name);
+    uint64_t bytes;
+    pack_job job;
+    if (!t) return hd_fail_field(l->err, HD_INVALID, name, "missing tensor %s", name);
+    if (t->n_dims > 2 || t->dims[0] != cols || t->dims[1] < rows) return wrong_shape(l, t, name, cols, rows);
+    if (!mm_supported(t->type))
+        return hd_fail_field(l->err, HD_UNSUPPORTED, name, "tensor %s has a type that matrices cannot have", name);
+    w->type = t->type;
+    w->n_rows = rows;
+    w->n_cols = cols;
+    bytes = mm_packed_bytes(d->base.k, t->type, rows, cols);
+    if (!hd_align_up(bytes, 64, &bytes)) return hd_fail_field(l->err, HD_INVALID, name, "tensor %s is too large", name);
+    if (!l->place) {
+        l->params += (uint64_t)rows * cols;
+        if (!hd_add(l->packed_bytes, bytes, &l->packed_bytes))
+            return hd_fail_field(l->err, HD_INVALID, name, "the tensors are too large together");
+        return HD_OK;
+    }
+    w->data = (uint8_t *)d->packed + l->packed_bytes;
+    l->packed_bytes += bytes;
+    job.l = l;
+    job.w = w;
+    job.src = t->data;
+    pool_cursor_init(&job.next, rows);
+    pool_run(d->base.pool, pack_some, &job);
+    if (!keep_mapped) gguf_tensor_release(d->file, t);
+    if (l->opt->progress)
+        l->opt->progress(l->opt->progress_ctx, "packing weights", (double)l->packed_bytes / (double)d->packed_bytes);
+    return HD_OK;
+}
+
+/* A vector of n floats, in any type that holds real numbers.  Missing: HD_OK and NULL if optional. */
+static hd_status vector(loader *l, float **out, const char *name, uint32_t n, bool optional) {
+    const gguf_tensor *t = find(l, name);
+    if (l->place) return HD_OK;
+    if (!t) return optional ? HD_OK : hd_fail_field(l->err, HD_INVALID, name, "missing tensor %s", name);
+    if (t->dims[0] != n || t->dims[1] != 1 || t->n_dims > 2) return wrong_shape(l, t, name, n, 1);
+    if (!(*out = hd_alloc((size_t)n * sizeof **out))) return hd_fail(l->err, HD_NOMEM, "model: no memory");
+    l->params += n;
+    if (!tensor_dequant_row(t->type, t->data, *out, n))
+        return hd_fail_field(l->err, HD_INVALID, name, "tensor %s does not hold real numbers", name);
+    return HD_OK;
+}
+
+static hd_status layer(loader *l, uint32_t i) {
+    const decoder_config *c = &l->d->cfg;
+    decoder_layer *y = &l->d->layers[i];
+    uint32_t qw = c->n_head * c->head_dim, kw = c->n_kv * c->head_dim;
+    const struct {
+        float **out;
+        const char *name;
+        uint32_t n;
+        bool wanted, optional;
+    } vectors[] = {
+        {&y->attn_norm, "attn_norm.weight", c->width, true, false},
+        {&y->ffn_norm, "ffn_norm.weight", c->width, true, false},
+        {&y->post_attn_norm, "post_attention_norm.weight", c->width, c->sandwich, false},
+        {&y->post_ffn_norm, "post_ffw_norm.weight", c->width, c->sandwich, false},
+        {&y->q_norm, "attn_q_norm.weight", c->head_dim, c->qk_norm, false},
+        {&y->k_norm, "attn_k_norm.weight", c->head_dim, c->qk_norm, false},
+        {&y->q_bias, "attn_q.bias", qw, true, true},
+        {&y->k_bias, "attn_k.bias", kw, true, true},
+        {&y->v_bias, "attn_v.bias", kw, true, true},
+        {&y->o_bias, "attn_output.bias", c->width, true, true},
+        {&y->gate_bias, "ffn_gate.bias", c->ff, true, true},
+        {&y->up_bias, "ffn_up.bias", c->ff, true, true},
+        {&y->down_bias, "ffn_down.bias", c->width, true, true},
+    };
+    const struct {
+        mm_weight *w;
+        const char *name;
+        uint32_t cols, rows;
+    } matrices[] = {
+        {&y->q, "attn_q.weight", c->width, qw},      {&y->k, "attn_k.weight", c->width, kw},
+        {&y->v, "attn_v.weight", c->width, kw},      {&y->o, "attn_output.weight", qw, c->width},
+        {&y->gate, "ffn_gate.weight", c->width, c->ff}, {&y->up, "ffn_up.weight", c->width, c->ff},
+        {&y->down, "ffn_down.weight", c->ff, c->width},
+    };
+    char name[64];
+    hd_status st;
+    for (size_t j = 0; j < sizeof vectors / sizeof *vectors; j++) {
+        if (!vectors[j].wanted) continue;
+        snprintf(name, sizeof name, "blk.%u.%s", i, vectors[j].name);
+        if ((st = vector(l, vectors[j].out, name, vectors[j].n, vectors[j].optional))) return st;
+    }
+    for (size_t j = 0; j < sizeof matrices / sizeof *matrices; j++) {
+        snprintf(name, sizeof name, "blk.%u.%s", i, matrices[j].name);
+        if ((st = matrix(l, matrices[j].w, name, matrices[j].cols, matrices[j].rows, false))) return st;
+    }
+    return HD_OK;
+}
+
+static hd_status pass(loader *l) {
+    decoder *d = l->d;
+    const decoder_config *c = &d->cfg;
+    hd_status st;
+    bool tied = !gguf_tensor_find(d->file, "output.weight");
+    /* The embedding is read row by row from the mapping; tied, its packed copy is also the head. */
+    if (!l->place) {
+        const gguf_tensor *t = find(l, "token_embd.weight"); /* its presence was checked with the configuration */
+        if (t->n_dims > 2 || t->dims[0] != c->width) return wrong_shape(l, t, "token_embd.weight", c->width, t->dims[1]);
+        if (!mm_supported(t->type))
+            return hd_fail_field(l->err, HD_UNSUPPORTED, "token_embd.weight", "tensor token_embd.weight has an unusable type");
+        d->embed = t;
+        if (!tied) l->params += t->dims[0] * t->dims[1];
+    }
+    if ((st = vector(l, &d->out_norm, "output_norm.weight", c->width, false))) return st;
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        if ((st = layer(l, i))) return st;
+    st = matrix(l, &d->head, tied ? "token_embd.weight" : "output.weight", c->width, d->base.info.n_vocab, tied);
+    if (tied && !l->place && l->n_used) l->n_used--; /* counted twice */
+    return st;
+}
+
+/* Llama 3's frequency scaling: rope_freqs.weight divides each frequency. */
+static hd_status freq_divisors(loader *l) {
+    decoder_config *c = &l->d->cfg;
+    const gguf_tensor *t = find(l, "rope_freqs.weight");
+    float *div;
+    if (!t) return HD_OK;
+    if (t->dims[0] != c->n_rot / 2 || t->n_dims > 2 || t->dims[1] != 1)
+        return wrong_shape(l, t, "rope_freqs.weight", c->n_rot / 2, 1);
+    if (!(div = hd_alloc(t->dims[0] * sizeof *div))) return hd_fail(l->err, HD_NOMEM, "model: no memory");
+    if (!tensor_dequant_row(t->type, t->data, div, t->dims[0])) {
+        hd_free(div);
+        return hd_fail_field(l->err, HD_INVALID, "rope_freqs.weight", "tensor rope_freqs.weight does not hold numbers");
+    }
+    for (uint32_t j = 0; j < c->n_rot / 2; j++) {
+        if (!(div[j] > 0)) {
+            hd_free(div);
+            return hd_fail_field(l->err, HD_INVALID, "rope_freqs.weight", "divisor %u is not positive", j);
+        }
+        c->rope[0].freq[j] /= div[j];
+    }
+    hd_free(div);
+    return HD_OK;
+}
+
+/* Tensors that carry nothing a pass needs: old files store the rotary angles again. */
+static bool ignorable(gguf_str name) {
+    static const char *const endings[] = {"attn_rot_embd", "rope_freqs", "rotary_emb.inv_freq"};
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (memmem(name.s, name.n, endings[i], strlen(endings[i]))) return true;
+    return false;
+}
+
+static hd_status refuse_unused(loader *l) {
+    const decoder *d = l->d;
+    size_t total = 0;
+    for (size_t i = 0; i < gguf_n_tensors(d->file); i++) total += !ignorable(gguf_tensor_at(d->file, i)->name);
+    if (gguf_tensor_find(d->file, "rope_freqs.weight")) l->n_used--;
+    if (total <= l->n_used) return HD_OK;
+    /* Find a name for the message: the layer index beyond the count, or a part this family does not have. */
+    for (size_t i = 0; i < gguf_n_tensors(d->file); i++) {
+        static const char *const known[] = {"token_embd.weight", "output.weight", "output_norm.weight", "attn_norm.weight",
+            "ffn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight", "ffn_gate.weight",
+            "ffn_up.weight", "ffn_down.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias",
+            "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"};
+        gguf_str n = gguf_tensor_at(d->file, i)->name;
+        bool ok = ignorable(n);
+        for (size_t j = 0; j < sizeof known / sizeof *known && !ok; j++) {
+            size_t len = strlen(known[j]);
+            ok = n.n >= len && !memcmp(n.s + n.n - len, known[j], len);
+        }
+        if (!ok)
+            return hd_fail_field(l->err, HD_UNSUPPORTED, "tensors", "tensor %.*s is not part of architecture %s as heddle knows it",
+                                 (int)n.n, n.s, d->base.info.arch);
+    }
+    return hd_fail_field(l->err, HD_INVALID, "tensors", "the file has %zu tensors, the architecture uses %zu", total, l->n_used);
+}
+
+hd_status decoder_load(decoder *d, const model_options *opt, hd_err *err) {
+    loader l = {.d = d, .opt = opt, .err = err};
+    hd_status st;
+    if (!(d->layers = hd_calloc(d->cfg.n_layers, sizeof *d->layers))) return hd_fail(err, HD_NOMEM, "model: no memory");
+    if ((st = pass(&l)) || (st = freq_divisors(&l)) || (st = refuse_unused(&l))) return st;
+    if (l.packed_bytes > hd_memory_limit())
+        return hd_fail_field(err, HD_NEVER_FITS, "model", "the weights take %llu bytes, the machine allows %llu",
+                             (unsigned long long)l.packed_bytes, (unsigned long long)hd_memory_limit());
+    d->packed = mmap(NULL, l.packed_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (d->packed == MAP_FAILED) {
+        d->packed = NULL;
+        return hd_fail(err, HD_NOMEM, "model: no memory for %llu bytes of weights", (unsigned long long)l.packed_bytes);
+    }
+    madvise(d->packed, l.packed_bytes, MADV_HUGEPAGE); /* fewer page faults at load; a refusal costs nothing */
+    d->packed_bytes = l.packed_bytes;
+    l.place = true;
+    l.packed_bytes = 0;
+    d->base.info.n_params = l.params;
+    d->base.info.weight_bytes = d->packed_bytes;
+    return pass(&l);
+}

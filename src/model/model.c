@@ -1,0 +1,80 @@
+/* model.c - opening a model by name and calling its kind. */
+#include "model/model_int.h"
+#include "base/mem.h"
+#include "base/topology.h"
+
+#include <string.h>
+
+hd_status model_open(model **out, const char *name, const model_options *opt, hd_err *err) {
+    static const model_options none = {0};
+    if (!opt) opt = &none;
+    *out = NULL;
+    if (!strncmp(name, "script:", 7)) return script_open(out, name + 7, opt, err);
+    return decoder_open(out, name, opt, err);
+}
+
+void model_close(model *m) {
+    if (m) m->ops->close(m);
+}
+
+const model_info *model_get(const model *m) { return &m->info; }
+const kernels *model_kernels(const model *m) { return m->k; }
+
+hd_status model_plan(model *m, const step_limits *lim, hd_err *err) { return m->ops->plan(m, lim, err); }
+
+uint64_t model_workspace_bytes(const model *m, const step_limits *lim) { return m->ops->workspace_bytes(m, lim); }
+
+uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type) {
+    return m->ops->page_bytes(m, g, page_tokens, kv_type);
+}
+
+hd_status model_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err) {
+    *bad_seg = st->n_segs;
+    return m->ops->forward(m, st, bad_seg, err);
+}
+
+hd_status model_row_open(model *m, const int32_t *prompt, size_t n_prompt, void **row_state, hd_err *err) {
+    *row_state = NULL;
+    return m->ops->row_open ? m->ops->row_open(m, prompt, n_prompt, row_state, err) : HD_OK;
+}
+
+void model_row_close(model *m, void *row_state) {
+    if (m->ops->row_close) m->ops->row_close(m, row_state);
+}
+
+void model_interrupt(model *m) {
+    if (m->ops->interrupt) m->ops->interrupt(m);
+}
+
+void model_base_deinit(model *m) {
+    pool_free(m->pool);
+    tokenizer_free(m->tok);
+    template_free(m->chat);
+    hd_free(m->name);
+    hd_free(m->arch);
+    hd_free(m->chat_text);
+    hd_free(m->chat_error);
+}
+
+hd_status model_base_text(model *m, tokenizer *tok, const char *chat_text, size_t n, hd_err *err) {
+    model_info *in = &m->info;
+    m->tok = tok;
+    in->tok = tok;
+    in->bos = tokenizer_bos(tok);
+    in->eos = tokenizer_eos(tok);
+    for (size_t i = 0; i < tokenizer_size(tok) && in->n_eog < MODEL_MAX_EOG; i++)
+        if (tokenizer_is_eog(tok, (int32_t)i)) in->eog[in->n_eog++] = (int32_t)i;
+    if (chat_text) {
+        hd_err why;
+        if (!(m->chat_text = hd_strndup(chat_text, n))) return hd_fail(err, HD_NOMEM, "model: no memory");
+        in->chat_text = m->chat_text;
+        if (template_parse(&m->chat, chat_text, n, &why)) {
+            m->chat = NULL;
+            if (why.code == HD_NOMEM || !(m->chat_error = hd_strdup(why.msg)))
+                return hd_fail(err, HD_NOMEM, "model: no memory");
+            in->chat_error = m->chat_error;
+        }
+        in->chat = m->chat;
+    }
+    return HD_OK;
+}

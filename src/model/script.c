@@ -1,0 +1,178 @@
+/* script.c - running the scripted model: which rule a row follows, its logits, the delays.
+ *
+ * Step index of a position = that position - prompt length.  The scripted token has logit 20 and all others 0, or the
+ * listed logits (others 0) where the rule has "top" for the step. */
+#include "model/script.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+
+static hd_status script_plan(model *m, const step_limits *lim, hd_err *err) {
+    script_model *s = (script_model *)m;
+    float *p = hd_calloc((size_t)lim->max_logits * m->info.n_vocab, sizeof *p);
+    if (!p) return hd_fail(err, HD_NOMEM, "script: no memory");
+    hd_free(s->logits);
+    s->logits = p;
+    s->lim = *lim;
+    return HD_OK;
+}
+
+static uint64_t script_workspace_bytes(const model *m, const step_limits *lim) {
+    return (uint64_t)lim->max_logits * m->info.n_vocab * sizeof(float);
+}
+
+static uint64_t script_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type) {
+    (void)m, (void)g, (void)kv_type;
+    return (uint64_t)page_tokens * SCRIPT_TOKEN_BYTES;
+}
+
+static hd_status script_row_open(model *m, const int32_t *prompt, size_t n, void **row_state, hd_err *err) {
+    script_model *s = (script_model *)m;
+    hd_buf text;
+    hd_status st;
+    size_t i;
+    buf_init(&text, SIZE_MAX);
+    if ((st = tokenizer_decode(m->tok, prompt, n, true, &text, err))) {
+        buf_deinit(&text);
+        return st;
+    }
+    for (i = 0; i + 1 < s->n_rules; i++)
+        if (memmem(buf_cstr(&text), text.len, s->rules[i].match, s->rules[i].n_match)) break;
+    buf_deinit(&text);
+    *row_state = &s->rules[i];
+    return HD_OK;
+}
+
+/* False: the rule fails at this step. */
+static bool script_logits(const script_model *s, const script_rule *r, uint64_t at, float *out) {
+    uint32_t v = s->base.info.n_vocab;
+    const script_top *top = NULL;
+    memset(out, 0, v * sizeof *out);
+    if (r->then == SCRIPT_LOOP && r->n_emit) at %= r->n_emit;
+    if (at < r->n_emit && at < r->n_top) top = &r->top[at];
+    if (at >= r->n_emit) {
+        if (r->then == SCRIPT_FAIL) return false;
+        if (s->base.info.n_eog) out[s->base.info.eog[0]] = 20;
+    } else if (top) {
+        for (size_t i = 0; i < top->n; i++) out[top->pairs[i].id] = top->pairs[i].logit;
+    } else {
+        out[r->emit[at]] = 20;
+    }
+    return true;
+}
+
+static void script_sleep(script_model *s, uint64_t us) {
+    struct timespec t;
+    if (!us) return;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += (time_t)(us / 1000000);
+    t.tv_nsec += (long)(us % 1000000 * 1000);
+    if (t.tv_nsec >= 1000000000) t.tv_nsec -= 1000000000, t.tv_sec++;
+    pthread_mutex_lock(&s->mu);
+    while (!s->interrupted && pthread_cond_timedwait(&s->wake, &s->mu, &t) != ETIMEDOUT) {}
+    s->interrupted = false;
+    pthread_mutex_unlock(&s->mu);
+}
+
+static void script_interrupt(model *m) {
+    script_model *s = (script_model *)m;
+    pthread_mutex_lock(&s->mu);
+    s->interrupted = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->mu);
+}
+
+static hd_status script_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err) {
+    script_model *s = (script_model *)m;
+    uint64_t us = s->step_delay_us;
+    uint32_t n_logits = 0;
+    for (uint32_t i = 0; i < st->n_segs; i++) {
+        segment *g = &st->segs[i];
+        const script_rule *r = g->row_state;
+        g->logits = s->logits + (uint64_t)n_logits * m->info.n_vocab;
+        for (uint32_t j = g->first_logits; j < g->n; j++, n_logits++) {
+            uint64_t next = (uint64_t)g->pos0 + j + 1; /* the position these logits decide */
+            float *out = s->logits + (uint64_t)n_logits * m->info.n_vocab;
+            if (next < g->n_prompt) {
+                memset(out, 0, m->info.n_vocab * sizeof *out);
+            } else if (!script_logits(s, r, next - g->n_prompt, out)) {
+                *bad_seg = i;
+                return hd_fail(err, HD_FAILED, "the script fails at step %llu", (unsigned long long)(next - g->n_prompt));
+            }
+        }
+        if (g->first_logits < g->n) us += s->token_delay_us;
+        if (g->pos0 < g->n_prompt)
+            us += s->prompt_delay_us * (g->pos0 + g->n < g->n_prompt ? g->n : g->n_prompt - g->pos0);
+    }
+    script_sleep(s, us);
+    return HD_OK;
+}
+
+static const model_ops script_ops = {
+    .close = script_close,
+    .plan = script_plan,
+    .workspace_bytes = script_workspace_bytes,
+    .page_bytes = script_page_bytes,
+    .forward = script_forward,
+    .row_open = script_row_open,
+    .interrupt = script_interrupt,
+};
+
+hd_status script_open_memory(model **out, const char *text, size_t n, const char *name, const model_options *opt, hd_err *err) {
+    script_model *s = hd_calloc(1, sizeof *s);
+    pthread_condattr_t attr;
+    json_error_t why;
+    json_t *root;
+    hd_status st;
+    (void)opt;
+    *out = NULL;
+    if (!s) return hd_fail(err, HD_NOMEM, "script: no memory");
+    s->base.ops = &script_ops;
+    pthread_mutex_init(&s->mu, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    s->base.k = kernels_get(NULL);
+    s->base.info = (model_info){.arch = "script", .bos = -1, .eos = -1, .n_groups = 1, .isa = "script", .n_threads = 1,
+                                .scripted = true, .n_layers = 1, .temperature = __builtin_nanf(""),
+                                .top_p = __builtin_nanf(""), .min_p = __builtin_nanf(""), .top_k = UINT32_MAX,
+                                .groups = {{.n_layers = 1, .n_kv_heads = 1, .head_dim = 8, .token_bytes = SCRIPT_TOKEN_BYTES}}};
+    if (!(s->base.name = hd_strdup(name))) st = hd_fail(err, HD_NOMEM, "script: no memory");
+    else if (!(root = json_loadb(text, n, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &why)))
+        st = hd_fail_at(err, HD_INVALID, (uint64_t)why.position, "script: line %d: %s", why.line, why.text);
+    else {
+        s->base.info.name = s->base.name;
+        st = script_read(s, root, err);
+        json_decref(root);
+    }
+    if (st) {
+        script_close(&s->base);
+        return st;
+    }
+    *out = &s->base;
+    return HD_OK;
+}
+
+hd_status script_open(model **out, const char *path, const model_options *opt, hd_err *err) {
+    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    FILE *f = fopen(path, "rb");
+    char chunk[65536];
+    size_t n;
+    hd_buf b;
+    hd_status st;
+    *out = NULL;
+    if (!f) return hd_fail(err, errno == ENOENT ? HD_NOTFOUND : HD_IO, "%s: %s", path, strerror(errno));
+    buf_init(&b, SCRIPT_MAX_FILE);
+    while ((n = fread(chunk, 1, sizeof chunk, f)) > 0 && buf_add(&b, chunk, n)) {}
+    if (ferror(f)) st = hd_fail(err, HD_IO, "%s: cannot be read", path);
+    else if (b.failed) st = hd_fail(err, b.failed, "%s: larger than 64 MiB", path);
+    else st = script_open_memory(out, buf_cstr(&b), b.len, base, opt, err);
+    fclose(f);
+    buf_deinit(&b);
+    return st;
+}
