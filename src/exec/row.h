@@ -1,0 +1,57 @@
+/* row.h - what a request is inside the executor, and the method that advances it.
+ *
+ * A row holds pages for positions [0, n_done) and tokens [0, n_tokens): the prompt, then what was generated.  Whatever is
+ * in tokens but not yet in pages is work: a prompt chunk and a decode step are the same thing with another length, and a
+ * preempted row is one whose n_done went back to 0.  Executor thread only. */
+#ifndef HD_EXEC_ROW_H
+#define HD_EXEC_ROW_H
+
+#include "exec/session.h"
+#include "model/model.h"
+
+typedef struct row row;
+typedef struct executor executor;
+
+/* An algorithm that produces tokens for a row.  plan: describe the row's next segment within the given limits (false:
+ * nothing now).  consume: take the results of that segment, publish, and say whether the row has ended. */
+typedef struct {
+    const char *name;
+    hd_status (*open)(row *r, hd_err *err);
+    void (*close)(row *r);
+    bool (*plan)(row *r, uint32_t max_tokens, uint32_t max_logits, segment *seg);
+    void (*consume)(row *r, const segment *seg);
+    void (*tail)(row *r, hd_buf *out); /* text still held back, at an end that is not a stop string */
+} method;
+extern const method method_autoregressive;
+
+#define ROW_UNPLANNED UINT32_MAX
+
+struct row {
+    const method *method;
+    void *mstate;             /* of the method */
+    executor *x;
+    session *s;
+    uint64_t order;           /* admission order = submit order */
+    row_phase phase;
+    int32_t *tokens;          /* [cap_tokens] */
+    uint32_t n_tokens, cap_tokens;
+    uint32_t n_prompt, n_done;
+    uint32_t cap_generated;   /* tokens it may generate: max_tokens or the context's end */
+    uint32_t n_generated;
+    void **pages[MODEL_MAX_GROUPS];  /* [max_pages]; entries behind a window are NULL again */
+    uint32_t n_pages[MODEL_MAX_GROUPS], first_page[MODEL_MAX_GROUPS];
+    uint64_t held_bytes;      /* of pages held now */
+    uint64_t reserved_bytes;  /* what admission counted for it; >= held_bytes */
+    void *model_state;
+    uint32_t planned;         /* its segment in the step being planned, or ROW_UNPLANNED */
+    uint64_t t_admit_us, t_first_us, t_paused_us, paused_us;
+    uint32_t preemptions;
+    bool ended;               /* set by row_end; the executor removes it after the step */
+    gen_event end;
+};
+
+/* Called by methods.  The end is published by the executor after the step (publish, settle, evict: in this order). */
+void row_end(row *r, finish_reason why);
+void row_fail(row *r, const hd_err *err);
+
+#endif

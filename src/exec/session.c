@@ -1,0 +1,295 @@
+/* session.c - see session.h; the public calls of engine.h that concern one session are here too. */
+#include "exec/session.h"
+#include "base/mem.h"
+#include "exec/engine_int.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+const char *cancel_reason_name(cancel_reason r) {
+    switch (r) {
+#define X(id, name)                                                                                                    \
+    case CANCEL_##id: return name;
+        CANCEL_REASONS(X)
+#undef X
+    }
+    return "unknown";
+}
+
+const char *finish_reason_name(finish_reason r) {
+    static const char *const names[] = {"stop", "length", "cancelled", "failed"};
+    return names[r];
+}
+
+const char *row_phase_name(row_phase p) {
+    switch (p) {
+#define X(id, name)                                                                                                    \
+    case ROW_##id: return name;
+        ROW_PHASES(X)
+#undef X
+    }
+    return "unknown";
+}
+
+static void copy_deinit(gen_copy *c) {
+    hd_free(c->prompt);
+    hd_free(c->stop_ids);
+    stop_set_free(c->stops);
+    sampler_close(c->sampler);
+}
+
+static int32_t *dup_ids(const int32_t *ids, size_t n) {
+    int32_t *p = hd_reallocarray(NULL, n ? n : 1, sizeof *p);
+    if (p && n) memcpy(p, ids, n * sizeof *p);
+    return p;
+}
+
+static hd_status copy_request(gen_copy *c, const gen_request *req, size_t n_vocab, hd_err *err) {
+    hd_status st;
+    c->req = *req;
+    if (strlen(req->id) >= sizeof c->id) return hd_fail_field(err, HD_INVALID, "id", "an id has at most 63 bytes");
+    snprintf(c->id, sizeof c->id, "%s", req->id);
+    c->req.id = c->id;
+    if ((st = sampler_open(&c->sampler, &req->sampling, n_vocab, err)) ||
+        (st = stop_set_new(&c->stops, req->stops, req->n_stops, err)))
+        return st;
+    c->req.stops = NULL;
+    if (!(c->prompt = dup_ids(req->prompt, req->n_prompt)) || !(c->stop_ids = dup_ids(req->stop_ids, req->n_stop_ids)))
+        return hd_fail(err, HD_NOMEM, "no memory for a request");
+    c->req.prompt = c->prompt;
+    c->req.stop_ids = c->stop_ids;
+    return HD_OK;
+}
+
+hd_status session_new(session **out, engine *e, const gen_request *req, size_t n_vocab, session_notify notify, void *ctx,
+                      hd_err *err) {
+    session *s = hd_calloc(1, sizeof *s);
+    pthread_condattr_t attr;
+    hd_status st;
+    *out = NULL;
+    if (!s) return hd_fail(err, HD_NOMEM, "no memory for a request");
+    pthread_mutex_init(&s->mu, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->ready, &attr);
+    pthread_condattr_destroy(&attr);
+    buf_init(&s->text, SIZE_MAX); /* bounded by session_room */
+    buf_init(&s->tail, SIZE_MAX); /* bounded by the longest stop string and one character */
+    buf_init(&s->out, SIZE_MAX);
+    s->engine = e;
+    s->clock = engine_clock(e);
+    s->notify = notify;
+    s->notify_ctx = ctx;
+    s->n_vocab = n_vocab;
+    if ((st = copy_request(&s->copy, req, n_vocab, err))) {
+        session_destroy(s);
+        return st;
+    }
+    *out = s;
+    return HD_OK;
+}
+
+void session_destroy(session *s) {
+    if (!s) return;
+    copy_deinit(&s->copy);
+    hd_free(s->ring);
+    hd_free(s->logits);
+    buf_deinit(&s->text);
+    buf_deinit(&s->tail);
+    buf_deinit(&s->out);
+    pthread_cond_destroy(&s->ready);
+    pthread_mutex_destroy(&s->mu);
+    hd_free(s);
+}
+
+hd_status session_prepare(session *s, hd_err *err) {
+    session_record *ring = s->ring ? s->ring : hd_reallocarray(NULL, SESSION_MAX_TOKENS, sizeof *ring);
+    float *logits = s->logits;
+    if (ring && s->copy.req.prompt_logits && !logits)
+        logits = hd_reallocarray(NULL, SESSION_LOGITS * s->n_vocab, sizeof *logits);
+    pthread_mutex_lock(&s->mu);
+    s->ring = ring;
+    s->logits = logits;
+    pthread_mutex_unlock(&s->mu);
+    if (!ring || (s->copy.req.prompt_logits && !logits)) return hd_fail(err, HD_NOMEM, "no memory for a session's queue");
+    return HD_OK;
+}
+
+/* ---- producer ---- */
+
+uint32_t session_room(session *s) {
+    uint32_t room;
+    pthread_mutex_lock(&s->mu);
+    room = s->text.len - s->text_at >= SESSION_MAX_TEXT ? 0 : SESSION_MAX_TOKENS - s->n;
+    if (s->copy.req.prompt_logits && room > SESSION_LOGITS - s->logits_at) room = SESSION_LOGITS - s->logits_at;
+    if (s->copy.req.prompt_logits && s->n_logits) room = 0;
+    if (!room && !s->starved) {
+        s->starved = true;
+        s->t_read_us = hd_now_us(s->clock); /* the idle deadline runs from now, or from the next read */
+    }
+    pthread_mutex_unlock(&s->mu);
+    return room;
+}
+
+static void tell_reader(session *s) {
+    pthread_cond_signal(&s->ready);
+    if (s->notify) s->notify(s->notify_ctx);
+}
+
+void session_push(session *s, const session_record *r, const char *text) {
+    pthread_mutex_lock(&s->mu);
+    HD_ASSERT(s->n < SESSION_MAX_TOKENS && !s->over);
+    s->ring[(s->head + s->n++) % SESSION_MAX_TOKENS] = *r;
+    buf_add(&s->text, text, r->n_text);
+    tell_reader(s);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void session_push_logits(session *s, uint64_t position, const float *logits) {
+    pthread_mutex_lock(&s->mu);
+    HD_ASSERT(s->logits_at + s->n_logits < SESSION_LOGITS);
+    if (!s->n_logits) s->logits_pos = position;
+    memcpy(s->logits + (s->logits_at + s->n_logits++) * s->n_vocab, logits, s->n_vocab * sizeof *logits);
+    tell_reader(s);
+    pthread_mutex_unlock(&s->mu);
+}
+
+uint64_t session_last_read(session *s) {
+    uint64_t t;
+    pthread_mutex_lock(&s->mu);
+    t = s->t_read_us;
+    pthread_mutex_unlock(&s->mu);
+    return t;
+}
+
+void session_finish(session *s, const gen_event *end, const char *tail, size_t n_tail) {
+    bool gone;
+    pthread_mutex_lock(&s->mu);
+    HD_ASSERT(!s->over);
+    s->end = *end;
+    buf_add(&s->tail, tail, n_tail);
+    s->over = true;
+    gone = s->reader_gone;
+    if (!gone) tell_reader(s);
+    pthread_mutex_unlock(&s->mu);
+    if (gone) session_destroy(s);
+}
+
+/* ---- reader ---- */
+
+/* Under mu.  The end is only told after the records, the logits and the tail. */
+static void take_next(session *s, gen_event *ev) {
+    memset(ev, 0, sizeof *ev);
+    if (s->n_logits) {
+        ev->kind = EV_LOGITS;
+        ev->position = s->logits_pos++;
+        ev->logits = s->logits + s->logits_at++ * s->n_vocab;
+        ev->n_logits = s->n_vocab;
+        s->n_logits--;
+    } else if (s->n) {
+        const session_record *r = &s->ring[s->head];
+        ev->kind = r->kind;
+        ev->position = r->position;
+        ev->sample = r->sample;
+        buf_clear(&s->out);
+        buf_add(&s->out, s->text.data ? s->text.data + s->text_at : "", r->n_text);
+        ev->text = buf_cstr(&s->out);
+        ev->n_text = s->out.len;
+        s->text_at += r->n_text;
+        s->head = (s->head + 1) % SESSION_MAX_TOKENS;
+        if (!--s->n) buf_clear(&s->text), s->text_at = 0;
+    } else if (s->over && !s->tail_read && s->tail.len) {
+        s->tail_read = true;
+        ev->kind = EV_TEXT;
+        ev->text = s->tail.data;
+        ev->n_text = s->tail.len;
+    } else if (s->over && !s->over_read) {
+        s->over_read = true;
+        *ev = s->end;
+        ev->kind = EV_DONE;
+    }
+}
+
+/* Under mu.  What the reader borrowed is free at its next call; tell the executor once there is room again, at half
+ * empty: it should not be woken for the room of one token. */
+static void release_room(session *s) {
+    if (!s->starved || s->over || s->n > SESSION_MAX_TOKENS / 2) return;
+    if (s->copy.req.prompt_logits && (s->n_logits || s->logits_at)) return;
+    s->starved = false;
+    engine_wake(s->engine);
+}
+
+static void start_read(session *s) {
+    if (!s->n_logits) s->logits_at = 0;
+    release_room(s);
+}
+
+static void end_read(session *s, const gen_event *ev) {
+    if (ev->kind == EV_NONE) return;
+    s->t_read_us = hd_now_us(s->clock);
+    release_room(s);
+}
+
+void session_next(session *s, gen_event *ev) {
+    pthread_mutex_lock(&s->mu);
+    start_read(s);
+    take_next(s, ev);
+    end_read(s, ev);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void session_wait(session *s, gen_event *ev, uint64_t timeout_us) {
+    struct timespec t;
+    bool forever = timeout_us > 1ull << 50;
+    if (!forever) {
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        t.tv_sec += (time_t)(timeout_us / 1000000);
+        t.tv_nsec += (long)(timeout_us % 1000000 * 1000);
+        if (t.tv_nsec >= 1000000000) t.tv_nsec -= 1000000000, t.tv_sec++;
+    }
+    pthread_mutex_lock(&s->mu);
+    start_read(s);
+    for (;;) {
+        take_next(s, ev);
+        if (ev->kind != EV_NONE || s->over) break;
+        if (forever) pthread_cond_wait(&s->ready, &s->mu);
+        else if (pthread_cond_timedwait(&s->ready, &s->mu, &t) == ETIMEDOUT) break;
+    }
+    end_read(s, ev);
+    pthread_mutex_unlock(&s->mu);
+}
+
+/* Under mu.  While a session is not over its engine lives: engine_close ends all sessions first. */
+static void cancel_locked(session *s, cancel_reason why) {
+    int none = CANCEL_NONE;
+    if (!s->over && atomic_compare_exchange_strong(&s->cancel, &none, (int)why)) engine_wake_cancel(s->engine);
+}
+
+void session_cancel(session *s, cancel_reason why) {
+    pthread_mutex_lock(&s->mu);
+    cancel_locked(s, why);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void session_free(session *s) {
+    bool over;
+    if (!s) return;
+    pthread_mutex_lock(&s->mu);
+    s->notify = NULL;
+    s->reader_gone = true;
+    over = s->over;
+    cancel_locked(s, CANCEL_CLIENT_DISCONNECTED);
+    pthread_mutex_unlock(&s->mu);
+    if (over) session_destroy(s); /* else the executor does, when it has ended */
+}
+
+const char *session_id(const session *s) { return s->copy.id; }
+
+void session_progress(session *s, uint32_t *done, uint32_t *total, bool *queued) {
+    *done = atomic_load_explicit(&s->progress_done, memory_order_relaxed);
+    *total = (uint32_t)s->copy.req.n_prompt;
+    *queued = !atomic_load_explicit(&s->admitted, memory_order_relaxed);
+}
+

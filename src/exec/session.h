@@ -1,0 +1,85 @@
+/* session.h - one generation between its producer (the executor) and its reader.
+ *
+ * The queue is a ring of SESSION_MAX_TOKENS records and SESSION_MAX_TEXT bytes of text.  When it is full the executor
+ * leaves the row out of the step; it never waits and never drops.  The end does not need room: it is kept beside the
+ * ring.  mu guards everything below it; notify runs under mu, so that a freed session is never notified. */
+#ifndef HD_EXEC_SESSION_H
+#define HD_EXEC_SESSION_H
+
+#include "base/buf.h"
+#include "exec/engine.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#ifdef HD_HOSTILE
+enum { SESSION_MAX_TOKENS = 1, SESSION_MAX_TEXT = 8, SESSION_LOGITS = 1 };
+#else
+enum { SESSION_MAX_TOKENS = 256, SESSION_MAX_TEXT = 64 << 10, SESSION_LOGITS = 8 };
+#endif
+
+typedef struct {
+    event_kind kind;
+    uint64_t position;
+    sample_result sample;
+    uint32_t n_text; /* bytes of `text` that belong to this record, in order */
+} session_record;
+
+/* A request with everything it points at owned. */
+typedef struct {
+    gen_request req; /* pointers lead into the fields below */
+    char id[64];
+    int32_t *prompt, *stop_ids;
+    stop_set *stops;
+    sampler *sampler;
+} gen_copy;
+
+struct session {
+    gen_copy copy;
+    engine *engine;                    /* lives as long as the session is not over */
+    const hd_clock *clock;
+    session *next_live, *prev_live;    /* engine's list of sessions that are not over; engine->mu */
+    session *next_wait;                /* engine's waiting list; engine->mu */
+    uint64_t t_submit_us;
+    uint64_t order;                    /* FIFO position, kept through preemption; set at submit */
+    struct row *row;                   /* executor only; NULL while waiting for the first time */
+    atomic_int cancel;                 /* cancel_reason; publishes nothing else */
+    atomic_uint progress_done;         /* prompt positions computed; a statistic */
+    atomic_bool admitted;              /* a statistic */
+
+    pthread_mutex_t mu;
+    pthread_cond_t ready;
+    session_notify notify;             /* NULL once the reader is gone */
+    void *notify_ctx;
+    session_record *ring;              /* [SESSION_MAX_TOKENS], from admission on */
+    uint32_t head, n;
+    hd_buf text;                       /* text of the waiting records, from text_at on */
+    size_t text_at;
+    float *logits;                     /* [SESSION_LOGITS][n_vocab] for prompt_logits */
+    uint32_t n_logits, logits_at;      /* waiting rows of it, oldest at logits_at */
+    uint64_t logits_pos;               /* position of the oldest */
+    size_t n_vocab;
+    bool over, over_read, tail_read, reader_gone;
+    bool starved;                      /* the executor saw it full: tell it when there is room */
+    uint64_t t_read_us;                /* last time the reader took something */
+    gen_event end;                     /* valid once over */
+    hd_buf tail;                       /* text released by the end */
+    hd_buf out;                        /* reader's copy of the text it borrows */
+};
+
+hd_status session_new(session **out, engine *e, const gen_request *req, size_t n_vocab, session_notify notify, void *ctx,
+                      hd_err *err);
+/* Both sides are done with it: over and reader_gone. */
+void session_destroy(session *s);
+
+/* ---- producer side, executor thread ---- */
+hd_status session_prepare(session *s, hd_err *err);  /* allocate the queue (at admission) */
+/* Records that fit now (rows of logits for a prompt_logits request).  0 also arms the wake-up of the executor. */
+uint32_t session_room(session *s);
+void session_push(session *s, const session_record *r, const char *text);
+void session_push_logits(session *s, uint64_t position, const float *logits);
+uint64_t session_last_read(session *s);
+/* The end: tail text and the final event.  Exactly once.  May free the session if the reader has gone. */
+void session_finish(session *s, const gen_event *end, const char *tail, size_t n_tail);
+
+#endif
