@@ -4,6 +4,11 @@
 
 /* X(name, what it does).  Each is int cmd_NAME(int argc, char **argv) in NAME.c, argv[0] being the name. */
 #define COMMANDS(X)                                                                                                    \
+    X(run, "chat with a model in the terminal")                                                                        \
+    X(generate, "complete a prompt, or a file of them")                                                                \
+    X(logits, "raw logits of a text")                                                                                  \
+    X(perplexity, "perplexity of a text file")                                                                         \
+    X(bench, "speed of a model on this machine")                                                                       \
     X(detokenize, "token ids to text")                                                                                 \
     X(inspect, "what a model file holds")                                                                              \
     X(tokenize, "text to token ids")                                                                                   \

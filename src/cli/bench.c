@@ -1,0 +1,183 @@
+/* bench.c - speed of a model on this machine: reading a prompt, and decoding with 1..n rows together.
+ *
+ * Prefill: a prompt of P tokens, timed from admission to the end of reading (no token is sampled).  Decode: rows of
+ * depth + 8 prompt tokens that ignore EOS; the time from when the last row begins to decode until the first one ends, so
+ * that all rows were in every step that counts.  Greedy, as fast as the executor goes; loading is not included. */
+#include "cli/common.h"
+#include "base/mem.h"
+
+#include <semaphore.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] = "heddle bench MODEL [-p 512] [-n 128] [-b 1,2,4,8,16,32] [--depth N] [--json]";
+
+/* Ids that are ordinary text in every vocabulary we know, spread out so that no row equals another. */
+static void fill_prompt(int32_t *ids, uint32_t n, uint32_t n_vocab, uint32_t salt) {
+    uint32_t x = 2654435761u * (salt + 1);
+    for (uint32_t i = 0; i < n; i++) {
+        x = x * 1664525u + 1013904223u;
+        ids[i] = (int32_t)(n_vocab / 8 + (x >> 8) % (n_vocab / 2 + 1));
+    }
+}
+
+static int bench_prefill(loaded *l, uint32_t n, double *tok_s) {
+    int32_t *ids = hd_reallocarray(NULL, n, sizeof *ids);
+    gen_request r = {.id = "", .prompt = ids, .n_prompt = n, .max_tokens = 0};
+    session *s;
+    gen_event ev;
+    hd_err err;
+    int rc = 0;
+    if (!ids) return EXIT_FAILED;
+    fill_prompt(ids, n, model_get(l->m)->n_vocab, n);
+    sampling_defaults(&r.sampling);
+    if (engine_submit(l->e, &r, 1, NULL, NULL, &s, &err)) {
+        hd_free(ids);
+        return fail_with(&err);
+    }
+    do session_wait(s, &ev, UINT64_MAX);
+    while (ev.kind != EV_DONE);
+    if (ev.finish == FINISH_FAILED) rc = fail_with(&ev.err);
+    *tok_s = n / ((double)ev.stats.prefill_us / 1e6);
+    session_free(s);
+    hd_free(ids);
+    return rc;
+}
+
+typedef struct {
+    session *s;
+    uint64_t n;
+    bool done;
+} stream;
+
+static void on_event(void *ctx) { sem_post(ctx); }
+
+/* Count tokens that arrive between "all rows decode" and "the first row ends". */
+static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, double *tok_s) {
+    stream *st = hd_calloc(rows, sizeof *st);
+    session **ss = hd_calloc(rows, sizeof *ss);
+    gen_request *rq = hd_calloc(rows, sizeof *rq);
+    void **ctx = hd_calloc(rows, sizeof *ctx);
+    int32_t *ids = hd_reallocarray(NULL, (size_t)rows * (depth + 8), sizeof *ids);
+    uint64_t t0 = 0, t1 = 0, counted = 0;
+    uint32_t begun = 0, ended = 0;
+    sem_t ready;
+    hd_err err;
+    int rc = st && ss && rq && ctx && ids ? 0 : EXIT_FAILED;
+    sem_init(&ready, 0, 0);
+    for (uint32_t i = 0; !rc && i < rows; i++) {
+        fill_prompt(ids + (size_t)i * (depth + 8), depth + 8, model_get(l->m)->n_vocab, i);
+        rq[i] = (gen_request){.id = "", .prompt = ids + (size_t)i * (depth + 8), .n_prompt = depth + 8, .max_tokens = n + 1,
+                              .ignore_eos = true};
+        sampling_defaults(&rq[i].sampling);
+        rq[i].sampling.temperature = 0;
+        ctx[i] = &ready;
+    }
+    if (!rc && engine_submit(l->e, rq, rows, on_event, ctx, ss, &err)) rc = fail_with(&err);
+    while (!rc && ended < rows) {
+        sem_wait(&ready);
+        for (uint32_t i = 0; i < rows; i++) {
+            gen_event ev;
+            for (session_next(ss[i], &ev); ev.kind != EV_NONE; session_next(ss[i], &ev)) {
+                if (ev.kind == EV_TOKEN && !st[i].n++ && ++begun == rows) t0 = hd_now_us(&hd_clock_real);
+                else if (ev.kind == EV_TOKEN && begun == rows && !ended) counted++;
+                if (ev.kind == EV_DONE) {
+                    if (!ended++) t1 = hd_now_us(&hd_clock_real);
+                    if (ev.finish == FINISH_FAILED) rc = fail_with(&ev.err);
+                }
+            }
+        }
+    }
+    *tok_s = t1 > t0 ? (double)counted / ((double)(t1 - t0) / 1e6) : 0;
+    for (uint32_t i = 0; ss && i < rows; i++) session_free(ss[i]);
+    sem_destroy(&ready);
+    hd_free(st);
+    hd_free(ss);
+    hd_free(rq);
+    hd_free(ctx);
+    hd_free(ids);
+    return rc;
+}
+
+static uint64_t rss_bytes(void) {
+    FILE *f = fopen("/proc/self/statm", "r");
+    unsigned long long size, resident = 0;
+    if (!f) return 0;
+    if (fscanf(f, "%llu %llu", &size, &resident) != 2) resident = 0;
+    fclose(f);
+    return resident * 4096;
+}
+
+static size_t parse_list(const char *s, uint32_t *v, size_t max) {
+    size_t n = 0;
+    while (*s && n < max) {
+        char *end;
+        unsigned long x = strtoul(s, &end, 10);
+        if (end == s || !x || x > 4096) return 0;
+        v[n++] = (uint32_t)x;
+        s = *end == ',' ? end + 1 : end;
+        if (*end && *end != ',') return 0;
+    }
+    return n;
+}
+
+int cmd_bench(int argc, char **argv) {
+    model_opts mo = {0};
+    const char *prefills = "512", *rows = "1,2,4,8,16,32", *args[1];
+    uint32_t n = 128, depth = 0, ps[16], bs[16];
+    size_t n_args, n_ps, n_bs;
+    bool json = false;
+    loaded l;
+    hd_buf b;
+    jsonw w;
+    int rc;
+    const opt_def defs[] = {MODEL_OPT_DEFS(mo), {"-p", OPT_STR, &prefills, NULL}, {"-n", OPT_UINT, &n, NULL},
+                            {"-b", OPT_STR, &rows, NULL}, {"--depth", OPT_UINT, &depth, NULL}, {"--json", OPT_FLAG, &json, NULL}};
+    if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
+    n_ps = strcmp(prefills, "0") ? parse_list(prefills, ps, 16) : 0;
+    n_bs = strcmp(rows, "0") ? parse_list(rows, bs, 16) : 0;
+    if (n_args != 1 || (!n_ps && strcmp(prefills, "0")) || (!n_bs && strcmp(rows, "0"))) {
+        fprintf(stderr, "usage: %s\n", usage);
+        return EXIT_USAGE;
+    }
+    for (size_t i = 0; i < n_bs; i++)
+        if (bs[i] > mo.max_rows) mo.max_rows = bs[i];
+    if ((rc = loaded_open(&l, args[0], &mo, true))) return rc;
+    buf_init(&b, 1 << 20);
+    jsonw_init(&w, &b);
+    jsonw_obj(&w);
+    jsonw_key(&w, "model"), jsonw_str(&w, model_get(l.m)->name);
+    jsonw_key(&w, "threads"), jsonw_uint(&w, model_get(l.m)->n_threads);
+    jsonw_key(&w, "isa"), jsonw_str(&w, model_get(l.m)->isa);
+    jsonw_key(&w, "prefill"), jsonw_arr(&w);
+    for (size_t i = 0; !rc && i < n_ps; i++) {
+        double tok_s, warm;
+        if (!i && (rc = bench_prefill(&l, ps[i] < 64 ? ps[i] : 64, &warm))) break;
+        if ((rc = bench_prefill(&l, ps[i], &tok_s))) break;
+        if (!json) printf("prefill %5u tokens  %9.1f tok/s\n", ps[i], tok_s);
+        jsonw_obj(&w);
+        jsonw_key(&w, "tokens"), jsonw_uint(&w, ps[i]);
+        jsonw_key(&w, "tok_s"), jsonw_num(&w, tok_s);
+        jsonw_obj_end(&w);
+    }
+    jsonw_arr_end(&w);
+    jsonw_key(&w, "decode"), jsonw_arr(&w);
+    for (size_t i = 0; !rc && i < n_bs; i++) {
+        double tok_s;
+        if ((rc = bench_decode(&l, bs[i], depth, n, &tok_s))) break;
+        if (!json) printf("decode %4u rows      %9.1f tok/s  at depth %u\n", bs[i], tok_s, depth);
+        jsonw_obj(&w);
+        jsonw_key(&w, "rows"), jsonw_uint(&w, bs[i]);
+        jsonw_key(&w, "tok_s"), jsonw_num(&w, tok_s);
+        jsonw_key(&w, "depth"), jsonw_uint(&w, depth);
+        jsonw_obj_end(&w);
+    }
+    jsonw_arr_end(&w);
+    jsonw_key(&w, "load_ms"), jsonw_num(&w, (double)l.load_us / 1000);
+    jsonw_key(&w, "rss_bytes"), jsonw_uint(&w, rss_bytes());
+    jsonw_obj_end(&w);
+    if (!rc && json) puts(buf_cstr(&b));
+    buf_deinit(&b);
+    loaded_close(&l);
+    return stdout_ok() ? rc : EXIT_FAILED;
+}

@@ -1,0 +1,83 @@
+/* common.h - what the commands share: options, a loaded model with its engine, and collected answers. */
+#ifndef HD_CLI_COMMON_H
+#define HD_CLI_COMMON_H
+
+#include "base/jsonw.h"
+#include "cli/cli.h"
+#include "exec/engine.h"
+
+#include <stdio.h>
+
+/* ---- options (opts.c) ---- */
+typedef enum { OPT_FLAG, OPT_STR, OPT_UINT, OPT_I64, OPT_FLOAT, OPT_SIZE, OPT_LIST } opt_kind;
+enum { OPT_LIST_MAX = 64 };
+typedef struct {
+    const char *items[OPT_LIST_MAX];
+    size_t n;
+} opt_list;
+/* where: bool*, const char**, uint32_t*, int64_t*, float*, uint64_t*, opt_list*.  given may be NULL. */
+typedef struct {
+    const char *name; /* "--threads", "-n" */
+    opt_kind kind;
+    void *where;
+    bool *given;
+} opt_def;
+/* Parse argv[1..): options anywhere, up to max_args plain arguments into args.  0, or EXIT_USAGE after a message. */
+int opts_parse(int argc, char **argv, const opt_def *defs, size_t n_defs, const char **args, size_t max_args,
+               size_t *n_args, const char *usage);
+bool parse_size(const char *s, uint64_t *out); /* 512, 64K, 2M, 1G */
+
+/* Options of every command that loads a model. */
+typedef struct {
+    uint32_t threads, ctx, step_tokens, max_rows, max_queued, default_max_tokens, page_tokens;
+    uint64_t kv_budget;
+    const char *kv_type, *state_dir, *isa;
+} model_opts;
+#define MODEL_OPT_DEFS(m)                                                                                              \
+    {"--threads", OPT_UINT, &(m).threads, NULL}, {"--ctx", OPT_UINT, &(m).ctx, NULL},                                  \
+        {"--kv-budget", OPT_SIZE, &(m).kv_budget, NULL}, {"--kv-type", OPT_STR, &(m).kv_type, NULL},                   \
+        {"--step-tokens", OPT_UINT, &(m).step_tokens, NULL}, {"--max-rows", OPT_UINT, &(m).max_rows, NULL},            \
+        {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
+        {"--page-tokens", OPT_UINT, &(m).page_tokens, NULL}
+
+/* ---- a loaded model (loaded.c) ---- */
+typedef struct {
+    model *m;
+    engine *e;
+    uint64_t load_us;
+} loaded;
+/* Prints the error and returns EXIT_FAILED or EXIT_USAGE.  with_engine false: only the model. */
+int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine);
+void loaded_close(loaded *l);
+int fail_with(const hd_err *err); /* prints it; EXIT_FAILED */
+
+/* ---- answers (collect.c) ---- */
+typedef struct {
+    int32_t id;
+    float logprob;
+    uint32_t n_top, top_at; /* into tops */
+} collected_token;
+typedef struct {
+    collected_token *tokens;
+    size_t n, cap;
+    token_logprob *tops;
+    size_t n_tops, cap_tops;
+    hd_buf text;
+    bool done;
+    gen_event end;
+} collected;
+void collected_init(collected *c);
+void collected_deinit(collected *c);
+/* Take one event in.  True when it was the end. */
+bool collected_add(collected *c, const gen_event *ev);
+
+/* Read a whole file ("-": standard input) of at most max bytes.  NULL after printing why. */
+char *read_file(const char *path, size_t max, size_t *n);
+/* "1,2,3" or white-space separated; NULL after printing why. */
+int32_t *parse_ids(const char *s, size_t *n);
+uint64_t random_seed(void);
+/* Print {"error":{"message","field"}} of a --json command. */
+void print_json_error(const hd_err *err, uint64_t line);
+bool stdout_ok(void); /* flush; false if a write failed */
+
+#endif

@@ -1,0 +1,141 @@
+/* loaded.c - a model and its engine from the common options; small helpers of the commands. */
+#include "cli/common.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+int fail_with(const hd_err *err) {
+    fprintf(stderr, "heddle: %s\n", err->msg);
+    return EXIT_FAILED;
+}
+
+static void show_progress(void *ctx, const char *what, double share) {
+    int *last = ctx, now = (int)(share * 100);
+    if (now == *last) return;
+    *last = now;
+    fprintf(stderr, "\r%s %3d %%", what, now);
+    if (now >= 100) fprintf(stderr, "\r%*s\r", 40, "");
+}
+
+static bool kv_type_by_name(const char *name, tensor_type *out) {
+    if (!name || !strcmp(name, "f16")) return *out = TENSOR_F16, true;
+    if (!strcmp(name, "f32")) return *out = TENSOR_F32, true;
+    return false;
+}
+
+int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine) {
+    int percent = -1;
+    model_options mo = {.isa = o->isa ? o->isa : getenv("HEDDLE_ISA"), .n_threads = o->threads};
+    engine_options eo = {.max_rows = o->max_rows, .max_queued = o->max_queued, .step_tokens = o->step_tokens,
+                         .default_max_tokens = o->default_max_tokens, .kv_budget_bytes = o->kv_budget,
+                         .page_tokens = o->page_tokens, .ctx = o->ctx};
+    uint64_t t0 = hd_now_us(&hd_clock_real);
+    hd_err err;
+    memset(l, 0, sizeof *l);
+    if (!kv_type_by_name(o->kv_type, &eo.kv_type)) {
+        fprintf(stderr, "heddle: --kv-type must be f16 or f32\n");
+        return EXIT_USAGE;
+    }
+    if (mo.n_threads > 256) {
+        fprintf(stderr, "heddle: --threads must be at most 256\n");
+        return EXIT_USAGE;
+    }
+    if (isatty(STDERR_FILENO)) mo.progress = show_progress, mo.progress_ctx = &percent;
+    if (model_open(&l->m, name, &mo, &err)) return fail_with(&err);
+    if (with_engine && engine_open(&l->e, l->m, &eo, &err)) {
+        loaded_close(l);
+        return fail_with(&err);
+    }
+    l->load_us = hd_now_us(&hd_clock_real) - t0;
+    return 0;
+}
+
+void loaded_close(loaded *l) {
+    engine_close(l->e);
+    model_close(l->m);
+    memset(l, 0, sizeof *l);
+}
+
+char *read_file(const char *path, size_t max, size_t *n) {
+    FILE *f = !strcmp(path, "-") ? stdin : fopen(path, "rb");
+    char chunk[65536], *p;
+    size_t got;
+    hd_buf b;
+    if (!f) {
+        fprintf(stderr, "heddle: %s: %s\n", path, strerror(errno));
+        return NULL;
+    }
+    buf_init(&b, max);
+    while ((got = fread(chunk, 1, sizeof chunk, f)) > 0 && buf_add(&b, chunk, got)) {}
+    if (ferror(f)) fprintf(stderr, "heddle: %s: cannot be read\n", path);
+    else if (b.failed) fprintf(stderr, "heddle: %s: %s\n", path, b.failed == HD_FULL ? "too large" : "no memory");
+    p = ferror(f) ? NULL : buf_take(&b, n);
+    if (f != stdin) fclose(f);
+    buf_deinit(&b);
+    return p;
+}
+
+int32_t *parse_ids(const char *s, size_t *n) {
+    size_t cap = 0;
+    int32_t *ids = NULL;
+    *n = 0;
+    for (;;) {
+        char *end;
+        long v;
+        while (*s && strchr(" ,\t\r\n[]", *s)) s++;
+        if (!*s) break;
+        v = strtol(s, &end, 10);
+        if (end == s || v < 0 || v > INT32_MAX || !hd_grow(&ids, &cap, *n + 1, sizeof *ids, 1u << 26)) {
+            fprintf(stderr, "heddle: not a list of token ids at '%.20s'\n", s);
+            hd_free(ids);
+            return NULL;
+        }
+        ids[(*n)++] = (int32_t)v;
+        s = end;
+    }
+    if (!ids) fprintf(stderr, "heddle: no token ids\n");
+    return ids;
+}
+
+uint64_t random_seed(void) {
+    uint64_t v;
+    if (getrandom(&v, sizeof v, 0) != (ssize_t)sizeof v) v = hd_now_us(&hd_clock_real) * 0x9E3779B97F4A7C15u;
+    return v >> 11; /* 53 bits: survives a trip through a JSON number */
+}
+
+void print_json_error(const hd_err *err, uint64_t line) {
+    hd_buf b;
+    jsonw w;
+    buf_init(&b, 1 << 16);
+    jsonw_init(&w, &b);
+    jsonw_obj(&w);
+    jsonw_key(&w, "error");
+    jsonw_obj(&w);
+    jsonw_key(&w, "message");
+    jsonw_str(&w, err->msg);
+    jsonw_key(&w, "type");
+    jsonw_str(&w, hd_status_name(err->code));
+    if (err->field[0]) {
+        jsonw_key(&w, "param");
+        jsonw_str(&w, err->field);
+    }
+    jsonw_obj_end(&w);
+    if (line) {
+        jsonw_key(&w, "line");
+        jsonw_uint(&w, line);
+    }
+    jsonw_obj_end(&w);
+    puts(buf_cstr(&b));
+    buf_deinit(&b);
+}
+
+bool stdout_ok(void) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return true;
+    fprintf(stderr, "heddle: cannot write the output: %s\n", strerror(errno));
+    return false;
+}
