@@ -11,6 +11,7 @@
     X(bench, "speed of a model on this machine")                                                                       \
     X(detokenize, "token ids to text")                                                                                 \
     X(inspect, "what a model file holds")                                                                              \
+    X(render, "a conversation through a chat template")                                                                \
     X(tokenize, "text to token ids")                                                                                   \
     X(version, "print the version")
 

@@ -1,0 +1,265 @@
+/* render.c - `heddle render`: a conversation through a chat template, to look at or to compare.
+ *
+ * One conversation: the text on stdout.  --jsonl: one JSON line per input line, in order; a line that fails answers
+ * {"error":{...},"line":n} and does not stop the rest. */
+#include "base/jsonw.h"
+#include "cli/cli.h"
+#include "cli/input.h"
+#include "format/gguf.h"
+#include "text/template.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MAX_FILE = 64 << 20 }; /* template or conversation, bytes */
+
+typedef struct {
+    const char *model, *template, *messages, *tools, *input, *jsonl, *now;
+    bool no_generation_prompt;
+} args;
+
+static int usage(const char *why) {
+    if (why) fprintf(stderr, "heddle render: %s\n", why);
+    fprintf(stderr,
+            "usage: heddle render (MODEL | --template F.jinja) (--messages F.json [--tools F.json]\n"
+            "                     [--no-generation-prompt] | --input F.json) [--now ISO-TIME]\n"
+            "       heddle render [MODEL | --template F.jinja] --jsonl F [--now ISO-TIME]\n"
+            "--jsonl lines: {\"template\",\"input\",\"now\"} -> {\"text\"}; F may be -\n");
+    return EXIT_USAGE;
+}
+
+static int fail(const hd_err *e) {
+    if (e->line) fprintf(stderr, "template, line %u:\n", e->line);
+    return input_fail(e);
+}
+
+/* ---- input ---- */
+
+static hd_status parse_json(const char *s, size_t n, const char *what, json_t **out, hd_err *err) {
+    json_error_t e;
+    *out = json_loadb(s, n, JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
+    if (*out) return HD_OK;
+    return hd_fail(err, HD_INVALID, "%s: line %d, column %d: %s", what, e.line, e.column, e.text);
+}
+
+static hd_status read_json(const char *path, json_t **out, hd_err *err) {
+    hd_buf b;
+    hd_status st;
+    buf_init(&b, MAX_FILE);
+    st = input_file(path, &b, err);
+    if (!st) st = parse_json(buf_cstr(&b), b.len, path, out, err);
+    buf_deinit(&b);
+    return st;
+}
+
+/* 2026-01-15, 2026-01-15T09:30:00 or with Z or +hh:mm at the end.  A time without a zone is taken as it is. */
+static hd_status parse_time(const char *s, template_options *o, hd_err *err) {
+    struct tm tm = {0};
+    int k = 0, oh = 0, om = 0, used = 0;
+    char sign = 0;
+    tm.tm_mday = 1;
+    if (sscanf(s, "%4d-%2d-%2d%n", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &k) != 3) goto bad;
+    s += k;
+    if (*s == 'T' || *s == ' ') {
+        k = 0;
+        if (sscanf(++s, "%2d:%2d%n", &tm.tm_hour, &tm.tm_min, &k) != 2) goto bad;
+        s += k;
+        if (*s == ':') {
+            k = 0;
+            if (sscanf(++s, "%2d%n", &tm.tm_sec, &k) != 1) goto bad;
+            s += k;
+        }
+    }
+    if (*s == '.') s += 1 + strspn(s + 1, "0123456789");
+    if (!strcmp(s, "Z")) s++;
+    else if (sscanf(s, "%c%2d:%2d%n", &sign, &oh, &om, &used) == 3 && (sign == '+' || sign == '-')) s += used;
+    else oh = om = 0;
+    if (*s || tm.tm_mon < 1 || tm.tm_mon > 12 || tm.tm_mday < 1 || tm.tm_mday > 31 || tm.tm_hour > 23 || tm.tm_min > 59 ||
+        tm.tm_sec > 60 || tm.tm_hour < 0 || tm.tm_min < 0 || tm.tm_sec < 0)
+        goto bad;
+    tm.tm_year -= 1900;
+    tm.tm_mon -= 1;
+    o->now = (int64_t)timegm(&tm) - (sign == '-' ? -1 : 1) * (oh * 3600 + om * 60);
+    o->local = false;
+    return HD_OK;
+bad:
+    return hd_fail_field(err, HD_INVALID, "now", "not a time like 2026-01-15T09:30:00");
+}
+
+/* ---- the template ---- */
+
+static hd_status load_template(const args *a, chat_template **out, hd_err *err) {
+    hd_status st;
+    *out = NULL;
+    if (a->template) {
+        hd_buf b;
+        buf_init(&b, MAX_FILE);
+        st = input_file(a->template, &b, err);
+        if (!st) st = template_parse(out, buf_cstr(&b), b.len, err);
+        buf_deinit(&b);
+    } else {
+        gguf *g = NULL;
+        gguf_str s;
+        st = gguf_open(&g, a->model, err);
+        if (!st) st = gguf_get_str(g, "tokenizer.chat_template", &s, err);
+        if (!st) st = template_parse(out, s.s, s.n, err);
+        gguf_close(g);
+    }
+    return st;
+}
+
+static hd_status conversation(const args *a, json_t **out, hd_err *err) {
+    json_t *messages = NULL, *tools = NULL, *o = NULL;
+    hd_status st = HD_OK;
+    *out = NULL;
+    if (a->input) return read_json(a->input, out, err);
+    st = read_json(a->messages, &messages, err);
+    if (!st && a->tools) st = read_json(a->tools, &tools, err);
+    if (st) goto done;
+    if (json_is_object(messages)) { /* a whole request: its parts are taken over */
+        o = json_incref(messages);
+    } else if ((o = json_object())) {
+        json_object_set(o, "messages", messages);
+    }
+    if (!o || (tools && json_object_set(o, "tools", tools)) ||
+        (!json_object_get(o, "add_generation_prompt") &&
+         json_object_set_new(o, "add_generation_prompt", json_boolean(!a->no_generation_prompt))))
+        st = hd_fail(err, HD_NOMEM, "no memory for the conversation");
+    if (!st && a->no_generation_prompt) json_object_set_new(o, "add_generation_prompt", json_false());
+    if (st) json_decref(o);
+    else *out = o;
+done:
+    json_decref(messages);
+    json_decref(tools);
+    return st;
+}
+
+static int render_one(const args *a, const template_options *o) {
+    chat_template *t = NULL;
+    json_t *input = NULL;
+    hd_err err = {0};
+    hd_buf out;
+    hd_status st = load_template(a, &t, &err);
+    buf_init(&out, SIZE_MAX);
+    if (!st) st = conversation(a, &input, &err);
+    if (!st) st = template_render(t, input, o, &out, NULL, &err);
+    if (!st) fwrite(buf_cstr(&out), 1, out.len, stdout);
+    buf_deinit(&out);
+    json_decref(input);
+    template_free(t);
+    return st ? fail(&err) : 0;
+}
+
+/* ---- --jsonl ---- */
+
+static hd_status line_render(const char *line, size_t n, const chat_template *shared, const template_options *base,
+                             hd_buf *text, hd_err *err) {
+    json_t *v = NULL, *input, *template, *now;
+    chat_template *own = NULL;
+    template_options o = *base;
+    hd_status st = parse_json(line, n, "input", &v, err);
+    if (st) return st;
+    input = json_object_get(v, "input");
+    template = json_object_get(v, "template");
+    now = json_object_get(v, "now");
+    if (!json_is_object(input)) st = hd_fail_field(err, HD_INVALID, "input", "input must be an object");
+    else if (template && !json_is_string(template)) st = hd_fail_field(err, HD_INVALID, "template", "template must be a string");
+    else if (!template && !shared) st = hd_fail_field(err, HD_INVALID, "template", "template is missing");
+    if (!st && now) st = json_is_string(now) ? parse_time(json_string_value(now), &o, err)
+                                             : hd_fail_field(err, HD_INVALID, "now", "now must be a string");
+    if (!st && template) st = template_parse(&own, json_string_value(template), json_string_length(template), err);
+    if (!st) st = template_render(own ? own : shared, input, &o, text, NULL, err);
+    template_free(own);
+    json_decref(v);
+    return st;
+}
+
+static void line_answer(hd_buf *line, const hd_buf *text, hd_status st, const hd_err *err, unsigned long n) {
+    jsonw w;
+    jsonw_init(&w, line);
+    jsonw_obj(&w);
+    if (!st) {
+        jsonw_key(&w, "text");
+        jsonw_strn(&w, buf_cstr(text), text->len);
+    } else {
+        jsonw_key(&w, "error");
+        jsonw_obj(&w);
+        jsonw_key(&w, "message");
+        jsonw_str(&w, err->msg);
+        jsonw_key(&w, "type");
+        jsonw_str(&w, hd_status_name(st));
+        if (err->field[0]) {
+            jsonw_key(&w, "class");
+            jsonw_str(&w, err->field);
+        }
+        if (err->line) {
+            jsonw_key(&w, "template_line");
+            jsonw_uint(&w, err->line);
+        }
+        jsonw_obj_end(&w);
+        jsonw_key(&w, "line");
+        jsonw_uint(&w, n);
+    }
+    jsonw_obj_end(&w);
+}
+
+static int render_lines(const args *a, const template_options *o) {
+    chat_template *shared = NULL;
+    input_lines in;
+    hd_err err = {0};
+    int rc = 0;
+    if ((a->template || a->model) && load_template(a, &shared, &err)) return fail(&err);
+    if (input_lines_open(&in, a->jsonl, &err)) {
+        template_free(shared);
+        return fail(&err);
+    }
+    while (!rc && input_lines_next(&in)) {
+        hd_buf text, answer;
+        hd_status st;
+        err = (hd_err){0};
+        buf_init(&text, SIZE_MAX);
+        buf_init(&answer, SIZE_MAX);
+        st = in.line.failed ? hd_fail(&err, in.line.failed, "the line is too long")
+                            : line_render(buf_cstr(&in.line), in.line.len, shared, o, &text, &err);
+        line_answer(&answer, &text, st, &err, in.number);
+        buf_byte(&answer, '\n');
+        if (answer.failed || fwrite(buf_cstr(&answer), 1, answer.len, stdout) != answer.len) rc = EXIT_FAILED;
+        buf_deinit(&text);
+        buf_deinit(&answer);
+    }
+    input_lines_close(&in);
+    template_free(shared);
+    return rc;
+}
+
+int cmd_render(int argc, char **argv) {
+    args a = {0};
+    template_options o = {.now = (int64_t)time(NULL), .local = true};
+    hd_err err = {0};
+    for (int i = 1; i < argc; i++) {
+        static const char *const NAMES[] = {"--template", "--messages", "--tools", "--input", "--jsonl", "--now"};
+        const char **const PLACES[] = {&a.template, &a.messages, &a.tools, &a.input, &a.jsonl, &a.now};
+        size_t k = 0;
+        while (k < sizeof NAMES / sizeof *NAMES && strcmp(argv[i], NAMES[k])) k++;
+        if (k < sizeof NAMES / sizeof *NAMES) {
+            if (++i >= argc) return usage("an option lacks its value");
+            *PLACES[k] = argv[i];
+        } else if (!strcmp(argv[i], "--no-generation-prompt")) {
+            a.no_generation_prompt = true;
+        } else if (argv[i][0] == '-' && argv[i][1]) {
+            return usage("unknown option");
+        } else if (a.model) {
+            return usage("more than one model");
+        } else {
+            a.model = argv[i];
+        }
+    }
+    if (a.model && a.template) return usage("a model or --template, not both");
+    if (!!a.messages + !!a.input + !!a.jsonl != 1) return usage("one of --messages, --input and --jsonl is needed");
+    if (!a.jsonl && !a.model && !a.template) return usage("a model or --template is needed");
+    if ((a.tools || a.no_generation_prompt) && !a.messages) return usage("--tools and --no-generation-prompt go with --messages");
+    if (a.now && parse_time(a.now, &o, &err)) return usage(err.msg);
+    return a.jsonl ? render_lines(&a, &o) : render_one(&a, &o);
+}
