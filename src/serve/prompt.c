@@ -291,9 +291,16 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, char *warning, siz
         goto out;
     }
     if (info->chat) {
-        if (!(input = kwargs ? json_copy((json_t *)(uintptr_t)kwargs) : json_object())) {
+        const char *key;
+        json_t *v;
+        if (!(input = json_object())) {
             oom(e);
             goto out;
+        }
+        /* Variables named *_token are the model's own and trusted by the template engine: not for clients. */
+        json_object_foreach((json_t *)(uintptr_t)kwargs, key, v) {
+            size_t n = strlen(key);
+            if (n < 6 || strcmp(key + n - 6, "_token") != 0) json_object_set(input, key, v);
         }
         json_object_set(input, "messages", msgs);
         if (tool_list) json_object_set(input, "tools", tool_list);
@@ -338,7 +345,7 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, char *warning, siz
         pieces[n_pieces++] = (text_piece){text.data + sp->start, n, sp->trusted};
     }
     out->max = MAX_PROMPT_IDS;
-    if ((st = tokenizer_encode_pieces(info->tok, pieces, n_pieces, TOK_SPECIAL, out, &err)) != HD_OK) {
+    if ((st = tokenizer_encode_pieces(info->tok, pieces, n_pieces, 0, out, &err)) != HD_OK) {
         if (st == HD_NOMEM) oom(e);
         else serve_fail(e, 400, "invalid_value", "messages", "%s", err.msg);
         goto out;
