@@ -392,26 +392,23 @@ static void logprobs_follow_the_text(void **state) {
 static void seeds(void **state) {
     static const char *const values[] = {"0", "-1", "2147483648", "4294967295", "9223372036854775807", "9223372036854775808",
                                          "18446744073709551615", "-9223372036854775808", "7.0"};
-    char first[64] = "";
+    char first[2000] = "";
     bool differ = false;
     (void)state;
     for (size_t k = 0; k < sizeof values / sizeof *values; k++) {
-        char json[200], text[64], report[64], *body;
+        char json[200], text[2][2000], report[64], *body, *from;
         for (int again = 0; again < 2; again++) {
-            json_t *v;
             snprintf(json, sizeof json, "{" MSG("dice") ",\"temperature\":1,\"max_tokens\":8,\"seed\":%s}", values[k]);
             assert_int_equal(client_once(R.port, "POST", CHAT, NULL, json, &body), 200);
             snprintf(report, sizeof report, "\"seed\":%.*s}", (int)strcspn(values[k], "."), values[k]);
             if (!strstr(body, report)) fail_msg("%s not in %s", report, body);
+            from = strstr(body, "\"message\":"); /* as text: not every JSON reader takes the largest seeds */
+            snprintf(text[again], sizeof *text, "%.*s", (int)(strstr(from, "\"logprobs\"") - from), from);
             hd_free(body);
-            snprintf(json + strlen(json) - 1, 40, ",\"user\":\"x\"}");
-            v = good(CHAT, json);
-            if (!again) snprintf(text, sizeof text, "%s", str_at(v, "choices.0.message.content"));
-            assert_string_equal(text, str_at(v, "choices.0.message.content"));
-            json_decref(v);
         }
-        if (!k) snprintf(first, sizeof first, "%s", text);
-        differ |= strcmp(first, text) != 0;
+        assert_string_equal(text[0], text[1]);
+        if (!k) snprintf(first, sizeof first, "%s", text[0]);
+        differ |= strcmp(first, text[0]) != 0;
     }
     assert_true(differ);
 }

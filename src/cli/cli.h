@@ -4,6 +4,7 @@
 
 /* X(name, what it does).  Each is int cmd_NAME(int argc, char **argv) in NAME.c, argv[0] being the name. */
 #define COMMANDS(X)                                                                                                    \
+    X(serve, "an OpenAI-compatible server over HTTP")                                                                  \
     X(run, "chat with a model in the terminal")                                                                        \
     X(generate, "complete a prompt, or a file of them")                                                                \
     X(logits, "raw logits of a text")                                                                                  \

@@ -1,0 +1,177 @@
+/* serve.c - `heddle serve MODEL`: the server as a process: options, loading behind an open port, signals, draining.
+ *
+ * The port is bound before the model loads, so that health checks see 503 loading.  SIGTERM or SIGINT drains (running
+ * generations go on for --drain-timeout, then end with an error) and exits 0; a second one exits at once. */
+#include "cli/common.h"
+
+#include "base/mem.h"
+#include "serve/server.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#define USAGE                                                                                                          \
+    "heddle serve MODEL [--host 127.0.0.1] [--port 8080] [--api-key KEY]... [--api-key-file F] [--alias NAME]...\n"    \
+    "       [--max-queued N] [--default-max-tokens N] [--max-body SIZE] [--max-connections N] [--cors-origin ORIGIN]\n" \
+    "       [--comment-interval SECONDS] [--drain-timeout SECONDS] [--threads N] [--ctx N] [--kv-budget SIZE]\n"       \
+    "       [--kv-type T] [--step-tokens N] [--max-rows N]"
+
+enum { MAX_KEYS = 256, SPARE_FILES = 128 };
+
+typedef struct {
+    const char *name;
+    const model_opts *opts;
+    loaded l;
+    int rc;
+    atomic_int done; /* publishes l and rc */
+} loading;
+
+static void *load(void *arg) {
+    loading *ld = arg;
+    ld->rc = loaded_open(&ld->l, ld->name, ld->opts, true);
+    atomic_store_explicit(&ld->done, 1, memory_order_release);
+    return NULL;
+}
+
+/* Keys of a file, one per line; empty lines and those starting with # are skipped.  They point into *text. */
+static bool key_file(const char *path, char **text, const char **keys, size_t *n_keys) {
+    size_t n;
+    if (!(*text = read_file(path, 1 << 20, &n))) return false;
+    for (char *p = *text, *end; *p; p = end) {
+        size_t len = strcspn(p, "\r\n");
+        end = p + len;
+        while (*end == '\r' || *end == '\n') *end++ = 0;
+        if (!len || *p == '#') continue;
+        if (*n_keys == MAX_KEYS) {
+            fprintf(stderr, "heddle: %s: more than %d keys\n", path, MAX_KEYS);
+            return false;
+        }
+        keys[(*n_keys)++] = p;
+    }
+    return true;
+}
+
+/* One descriptor per connection and some to spare, as far as the hard limit allows. */
+static void raise_file_limit(uint64_t want) {
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur >= want) return;
+    r.rlim_cur = r.rlim_max < want ? r.rlim_max : want;
+    (void)setrlimit(RLIMIT_NOFILE, &r);
+}
+
+/* A stop signal within `ms`: its number, else 0. */
+static int stop_signal(const sigset_t *set, long ms) {
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+    int sig = sigtimedwait(set, NULL, &t);
+    return sig > 0 ? sig : 0;
+}
+
+int cmd_serve(int argc, char **argv) {
+    model_opts mo = {0};
+    const char *args[1], *host = "127.0.0.1", *keyfile = NULL, *draft = NULL, *cors = NULL;
+    const char *keys[MAX_KEYS];
+    size_t n_args, n_keys = 0;
+    uint32_t port = 8080, max_connections = 0;
+    uint64_t max_body = 0;
+    float comment_s = 5, drain_s = 30;
+    opt_list key_list = {.n = 0}, aliases = {.n = 0}, adapters = {.n = 0};
+    opt_def defs[] = {
+        MODEL_OPT_DEFS(mo),
+        {"--host", OPT_STR, &host, NULL},
+        {"--port", OPT_UINT, &port, NULL},
+        {"--max-queued", OPT_UINT, &mo.max_queued, NULL},
+        {"--default-max-tokens", OPT_UINT, &mo.default_max_tokens, NULL},
+        {"--api-key", OPT_LIST, &key_list, NULL},
+        {"--api-key-file", OPT_STR, &keyfile, NULL},
+        {"--alias", OPT_LIST, &aliases, NULL},
+        {"--adapter", OPT_LIST, &adapters, NULL},
+        {"--draft", OPT_STR, &draft, NULL},
+        {"--max-body", OPT_SIZE, &max_body, NULL},
+        {"--max-connections", OPT_UINT, &max_connections, NULL},
+        {"--cors-origin", OPT_STR, &cors, NULL},
+        {"--comment-interval", OPT_FLOAT, &comment_s, NULL},
+        {"--drain-timeout", OPT_FLOAT, &drain_s, NULL},
+    };
+    loading ld = {0};
+    server *srv = NULL;
+    server_options so = {0};
+    pthread_t loader;
+    char *key_text = NULL;
+    sigset_t stops, old;
+    hd_err err;
+    int rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, USAGE);
+    if (rc) return rc;
+    if (n_args != 1 || port > 65535 || comment_s <= 0 || drain_s < 0) {
+        fprintf(stderr, "heddle: %s\nusage: %s\n", n_args != 1 ? "serve needs one MODEL" : "a value is out of range", USAGE);
+        return EXIT_USAGE;
+    }
+    if (adapters.n || draft) {
+        fprintf(stderr, "heddle: %s is not supported yet\n", draft ? "--draft" : "--adapter");
+        return EXIT_FAILED;
+    }
+    for (size_t i = 0; i < key_list.n; i++) keys[n_keys++] = key_list.items[i];
+    if (keyfile && !key_file(keyfile, &key_text, keys, &n_keys)) {
+        hd_free(key_text);
+        return EXIT_FAILED;
+    }
+    for (size_t i = 0; i < n_keys; i++)
+        if (!*keys[i]) {
+            fprintf(stderr, "heddle: an API key may not be empty\n");
+            hd_free(key_text);
+            return EXIT_USAGE;
+        }
+    so.host = host;
+    so.port = (uint16_t)port;
+    so.max_connections = max_connections;
+    so.max_body_bytes = max_body;
+    so.max_planning = mo.max_queued > 256 ? mo.max_queued : 0;
+    so.comment_us = (uint64_t)((double)comment_s * 1e6);
+    so.api_keys = keys;
+    so.n_api_keys = n_keys;
+    so.aliases = aliases.items;
+    so.n_aliases = aliases.n;
+    so.cors_origin = cors;
+    raise_file_limit((max_connections ? max_connections : 1024) + SPARE_FILES);
+
+    /* All threads inherit the mask: stop signals are taken here and nowhere else, SIGPIPE by nobody. */
+    sigemptyset(&stops);
+    sigaddset(&stops, SIGINT);
+    sigaddset(&stops, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &stops, &old);
+    signal(SIGPIPE, SIG_IGN);
+    if (server_open(&srv, NULL, NULL, &so, &err)) {
+        rc = fail_with(&err);
+        goto out;
+    }
+    ld.name = args[0];
+    ld.opts = &mo;
+    if (pthread_create(&loader, NULL, load, &ld)) {
+        fprintf(stderr, "heddle: no thread to load the model\n");
+        rc = EXIT_FAILED;
+        goto out;
+    }
+    while (!atomic_load_explicit(&ld.done, memory_order_acquire))
+        if (stop_signal(&stops, 20)) _exit(0); /* nothing to finish yet, and loading has no way to stop early */
+    pthread_join(loader, NULL);
+    if ((rc = ld.rc)) goto out;
+    server_attach(srv, ld.l.e, ld.l.m);
+    fprintf(stderr, "heddle: serving %s at http://%s%s%s:%u\n", server_model_id(srv), strchr(host, ':') ? "[" : "", host,
+            strchr(host, ':') ? "]" : "", server_port(srv));
+    while (sigwaitinfo(&stops, NULL) < 0 && errno == EINTR) {}
+    fprintf(stderr, "heddle: draining, a second signal ends at once\n");
+    server_drain(srv, (uint64_t)((double)drain_s * 1e6));
+    while (!server_drained(srv))
+        if (stop_signal(&stops, 20)) _exit(EXIT_FAILED);
+out:
+    server_close(srv);
+    loaded_close(&ld.l);
+    hd_free(key_text);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return rc;
+}
