@@ -136,10 +136,32 @@ static void emit(jinja *j, jval v) {
 
 /* ---- calls ---- */
 
+/* Python's words; functions of Jinja itself count the piped value as an argument. */
+static _Noreturn void bind_many(jinja *j, const char *fname, size_t n_required, size_t n, size_t got) {
+    size_t self = !strncmp(fname, "do_", 3) || !strncmp(fname, "test_", 5);
+    if (!self) jfail(j, J_TYPE, "%s() takes at most %zu argument%s (%zu given)", fname, n, n == 1 ? "" : "s", got);
+    if (n_required == n)
+        jfail(j, J_TYPE, "%s() takes %zu positional argument%s but %zu were given", fname, n + self, n ? "s" : "", got + self);
+    jfail(j, J_TYPE, "%s() takes from %zu to %zu positional arguments but %zu were given", fname, n_required + self, n + self,
+          got + self);
+}
+
+static _Noreturn void bind_missing(jinja *j, const char *fname, size_t n_required, const char *const *names, const jval *out) {
+    char list[200] = "";
+    size_t k = 0, n = 0, total = 0;
+    for (size_t i = 0; i < n_required; i++) total += out[i].k == V_MISSING;
+    if (!names[0]) jfail(j, J_TYPE, "%s expected at least %zu argument%s, got %zu", fname, n_required, n_required == 1 ? "" : "s", n_required - total);
+    for (size_t i = 0; i < n_required && k < sizeof list; i++) {
+        if (out[i].k != V_MISSING) continue;
+        k += (size_t)snprintf(list + k, sizeof list - k, "%s'%s'", !n ? "" : n + 1 == total ? total > 2 ? ", and " : " and " : ", ", names[i]);
+        n++;
+    }
+    jfail(j, J_TYPE, "%s() missing %zu required positional argument%s: %s", fname, total, total == 1 ? "" : "s", list);
+}
+
 void jbind(jinja *j, const char *fname, const jargs *a, size_t n_required, size_t n, const char *const *names, jval *out) {
     for (size_t i = 0; i < n; i++) out[i] = (jval){.k = V_MISSING};
-    if (a->n > n)
-        jfail(j, J_TYPE, "%s() takes at most %zu argument%s (%zu given)", fname, n, n == 1 ? "" : "s", a->n);
+    if (a->n > n) bind_many(j, fname, n_required, n, a->n);
     for (size_t i = 0; i < a->n; i++) out[i] = a->v[i];
     for (size_t k = 0; k < a->n_kw; k++) {
         size_t i = 0;
@@ -150,8 +172,7 @@ void jbind(jinja *j, const char *fname, const jargs *a, size_t n_required, size_
         out[i] = a->kv[k];
     }
     for (size_t i = 0; i < n_required; i++)
-        if (out[i].k == V_MISSING)
-            jfail(j, J_TYPE, "%s() missing required argument '%s' (pos %zu)", fname, names[i] ? names[i] : "?", i + 1);
+        if (out[i].k == V_MISSING) bind_missing(j, fname, n_required, names, out);
 }
 
 static void args_eval(jinja *j, jenv *env, const jnode *n, jargs *a, jval caller) {
@@ -435,9 +456,20 @@ static jloop *loop_new(jinja *j, const jnode *n, jenv *outer, jval iterable, int
     return lp;
 }
 
-bool jtest_item(jinja *j, jiter *it, jval item) {
-    assign(j, it->env, it->node->a, item, true);
-    return jtruth(j, eval(j, it->env, it->node->c));
+/* What the targets hold, as the loop's filter hands it on: a tuple is put together anew. */
+static jval targets_value(jinja *j, const jenv *env, const jnode *target) {
+    jlist *l;
+    if (target->kind != N_TUPLE) return env->slots[target->test_slot];
+    l = jlist_new(j, target->list.n);
+    for (size_t i = 0; i < target->list.n; i++) l->v[l->n++] = targets_value(j, env, target->list.v[i]);
+    return jtuplev(l);
+}
+
+bool jtest_item(jinja *j, jiter *it, jval *item) {
+    assign(j, it->env, it->node->a, *item, true);
+    if (!jtruth(j, eval(j, it->env, it->node->c))) return false;
+    *item = targets_value(j, it->env, it->node->a);
+    return true;
 }
 
 static bool loop_next(jinja *j, jloop *lp) {

@@ -118,8 +118,10 @@ static jval f_indent(jinja *j, jval v, const jargs *a) {
     jlist *lines;
     jsb b;
     jbind(j, "do_indent", a, 0, 3, NAMES, x);
-    if (v.k != V_STR) (void)jadd(j, v, jstring(jstr_lit(j, "\n"))); /* fails the way Python does */
-    if (v.k != V_STR) jfail(j, J_TYPE, "'%s' object has no attribute 'splitlines'", jtype_name(v));
+    if (v.k == V_UNDEF) jundef_raise(j, v);
+    if (v.k == V_LIST) jfail(j, J_TYPE, "'list' object has no attribute 'splitlines'");
+    if (v.k == V_TUPLE) jfail(j, J_TYPE, "can only concatenate tuple (not \"str\") to tuple");
+    if (v.k != V_STR) jfail(j, J_TYPE, "unsupported operand type(s) for +=: '%s' and 'str'", jtype_name(v));
     s = jstr_plain(j, v.s);
     if (x[0].k == V_STR) {
         by = v.s->markup ? jstr_plain(j, jstr_escape(j, x[0])) : jstr_plain(j, x[0].s);
@@ -415,7 +417,6 @@ static jval f_float(jinja *j, jval v, const jargs *a) {
 
 static jval f_abs(jinja *j, jval v, const jargs *a) {
     NO_ARGS(j, a, "abs");
-    if (v.k == V_UNDEF) jundef_raise(j, v);
     if (!jis_num(v)) jfail(j, J_TYPE, "bad operand type for abs(): '%s'", jtype_name(v));
     if (v.k == V_FLOAT) return jfloat(fabs(v.f));
     return jas_i128(v) < 0 ? jnegate(j, v, false) : jint128(j, jas_i128(v));
@@ -442,7 +443,6 @@ static jval f_round(jinja *j, jval v, const jargs *a) {
     digits = x[0].k == V_MISSING ? 0 : jindex(j, x[0], "");
     if (x[1].k != V_MISSING && !(x[1].k == V_STR && (jstr_is(x[1].s, "common") || jstr_is(x[1].s, "ceil") || jstr_is(x[1].s, "floor"))))
         jfail(j, J_RUNTIME, "method must be common, ceil or floor");
-    if (v.k == V_UNDEF) jundef_raise(j, v);
     if (!jis_num(v)) jfail(j, J_TYPE, "type %s doesn't define __round__ method", jtype_name(v));
     if (x[1].k == V_MISSING || jstr_is(x[1].s, "common")) {
         if (v.k == V_FLOAT) return jfloat(round_to(v.f, digits));
@@ -469,11 +469,15 @@ static jval f_filesizeformat(jinja *j, jval v, const jargs *a) {
     bool binary;
     int i = 0;
     jbind(j, "do_filesizeformat", a, 0, 1, NAMES, &x);
-    if (!to_float(j, v, &f)) jfail(j, v.k == V_STR ? J_VALUE : J_TYPE, "could not convert to float");
+    if (!to_float(j, v, &f)) {
+        const jstr *r = jrepr(j, v);
+        if (v.k == V_STR) jfail(j, J_VALUE, "could not convert string to float: %.*s", r->n < 200 ? (int)r->n : 200, r->p);
+        jfail(j, J_TYPE, "float() argument must be a string or a real number, not '%s'", jtype_name(v));
+    }
     binary = x.k != V_MISSING && jtruth(j, x);
     base = binary ? 1024 : 1000;
     if (f == 1) return jstring(jstr_lit(j, "1 Byte"));
-    if (f < base) return jstring(jstr_fmt(j, "%.0f Bytes", trunc(f)));
+    if (f < base) return jstring(jstr_fmt(j, "%.0f Bytes", trunc(f) + 0.0));
     for (unit = base * base; i < 7 && f >= unit; i++) unit *= base;
     return jstring(jstr_fmt(j, "%.1f %c%sB", base * f / unit, i || !binary ? UNITS[i] : 'K', binary ? "i" : ""));
 }

@@ -2,6 +2,8 @@
  * work when asked, once, as Python's generators do.  Semantics: jinja2/filters.py of 3.1.6. */
 #include "text/jinja_int.h"
 
+#include <stdio.h>
+
 #define NO_ARGS(j, a, fname) jbind(j, fname, a, 0, 0, NULL, NULL)
 
 static bool flag(jinja *j, jval v) {
@@ -33,8 +35,7 @@ static jval f_first(jinja *j, jval v, const jargs *a) {
 static jlist *reversible(jinja *j, jval v) {
     switch (v.k) {
     case V_LIST: case V_TUPLE: return v.l;
-    case V_STR: case V_DICT: case V_VIEW: case V_RANGE: return jto_list(j, v);
-    case V_UNDEF: jundef_raise(j, v);
+    case V_STR: case V_DICT: case V_VIEW: case V_RANGE: case V_UNDEF: return jto_list(j, v);
     default: jfail(j, J_TYPE, "'%s' object is not reversible", jtype_name(v));
     }
 }
@@ -235,11 +236,12 @@ static jargs rest_of(const jargs *a, size_t from) {
     return r;
 }
 
-static const char *text_of(jinja *j, jval v) {
-    const jstr *s = jto_str(j, v);
-    char *t = jalloc(j, s->n + 1u);
-    memcpy(t, s->p, s->n);
-    t[s->n] = 0;
+/* "No filter named 'x'." */
+static const char *unknown(jinja *j, const char *what, jval name) {
+    const jstr *r = jrepr(j, name);
+    size_t n = r->n < 200 ? r->n : 200;
+    char *t = jalloc(j, n + 40);
+    snprintf(t, n + 40, "No %s named %.*s.", what, (int)n, r->p);
     return t;
 }
 
@@ -259,13 +261,16 @@ static jval f_map(jinja *j, jval v, const jargs *a) {
         it->dflt = (jval){.k = V_MISSING};
         for (size_t k = 0; k < a->n_kw; k++) {
             if (jstr_is(a->kw[k], "default")) it->dflt = a->kv[k];
-            else if (k != i) jfail(j, J_RUNTIME, "Unexpected keyword argument '%.*s'", (int)a->kw[k]->n, a->kw[k]->p);
+            else if (k != i) it->wrong = "Unexpected keyword argument";
         }
         return jiter_val(it);
     }
-    if (!a->n) jfail(j, J_RUNTIME, "map requires a filter argument");
+    if (!a->n) {
+        it->wrong = "map requires a filter argument";
+        return jiter_val(it);
+    }
     if (a->v[0].k == V_STR) it->filter = jfilter_find(a->v[0].s->p, a->v[0].s->n);
-    if (!it->filter) it->missing_name = text_of(j, a->v[0]);
+    if (!it->filter) it->wrong = unknown(j, "filter", a->v[0]);
     it->args = rest_of(a, 1);
     return jiter_val(it);
 }
@@ -276,12 +281,15 @@ static jval selection(jinja *j, jval v, const jargs *a, bool on_attr, bool rejec
     it->reject = reject;
     it->on_attr = on_attr;
     if (on_attr) {
-        if (!a->n) jfail(j, J_RUNTIME, "Missing parameter for attribute name");
+        if (!a->n) {
+            it->wrong = "Missing parameter for attribute name";
+            return jiter_val(it);
+        }
         it->attr = a->v[0];
     }
     if (a->n > off) {
         if (a->v[off].k == V_STR) it->test = jtest_find(a->v[off].s->p, a->v[off].s->n);
-        if (!it->test) it->missing_name = text_of(j, a->v[off]);
+        if (!it->test) it->wrong = unknown(j, "test", a->v[off]);
         it->args = rest_of(a, off + 1);
     }
     return jiter_val(it);

@@ -145,7 +145,7 @@ static void percent_text(jinja *j, jsb *b, const spec *f, const jstr *s) {
     jsb_str(j, b, jstr_pad(j, cut(j, s, f->precision), f->width, NULL, f->align == '<' ? '<' : '>'));
 }
 
-static void percent_value(jinja *j, jsb *b, spec *f, jval v, bool markup) {
+static void percent_value(jinja *j, jsb *b, spec *f, jval v, bool markup, size_t at) {
     jsb t;
     const jstr *s;
     switch (f->type) {
@@ -196,7 +196,7 @@ static void percent_value(jinja *j, jsb *b, spec *f, jval v, bool markup) {
         if (!jis_num(v)) jfail(j, J_TYPE, "must be real number, not %s", jtype_name(v));
         put_float(j, b, f, jas_double(v));
         return;
-    default: jfail(j, J_VALUE, "unsupported format character '%c' (0x%x)", f->type, (unsigned char)f->type);
+    default: jfail(j, J_VALUE, "unsupported format character '%c' (0x%x) at index %zu", f->type, (unsigned char)f->type, at);
     }
 }
 
@@ -252,7 +252,7 @@ const jstr *jformat_percent(jinja *j, const jstr *s, jval args) {
             f.align = '=';
             f.fill = jstr_lit(j, "0");
         }
-        percent_value(j, &b, &f, v, s->markup);
+        percent_value(j, &b, &f, v, s->markup, jutf8_count(s->p, at - 1));
     }
     if (!named && (p.list ? p.used < p.list->n : !p.used && !mapping))
         jfail(j, J_TYPE, "not all arguments converted during string formatting");
@@ -352,7 +352,7 @@ static jval field(jinja *j, braces *f, const jstr *s) {
             if (f->autonum > 0) jfail(j, J_VALUE, "cannot switch from automatic field numbering to manual field specification");
             f->autonum = -1;
         }
-        if (i >= (int64_t)f->a->n) jfail(j, J_VALUE, "Replacement index %lld out of range for positional args tuple", (long long)i);
+        if (i >= (int64_t)f->a->n) jfail(j, J_VALUE, "tuple index out of range");
         v = f->a->v[i];
     } else {
         jstr name = {.p = s->p, .n = (uint32_t)at};

@@ -180,7 +180,7 @@ typedef struct jiter {
     jval attr, dflt;
     const struct jfilter *filter;
     const struct jtest *test;
-    const char *missing_name; /* filter or test that does not exist: said when the first item is asked for */
+    const char *wrong; /* what is wrong with the arguments, said when the first item is asked for */
     jargs args;
     jval (*later)(jinja *j, struct jiter *it); /* IT_LATER: makes the list on first use */
     const jnode *node;                         /* IT_TEST: the for statement */
@@ -393,8 +393,10 @@ static inline void jdeeper(jinja *j) {
     if (++j->depth > JINJA_MAX_DEPTH) jdepth_fail(j);
 }
 static inline void jhigher(jinja *j) { j->depth--; }
+_Noreturn void jmemory_fail(jinja *j); /* after the arena refused */
 void *jalloc(jinja *j, size_t n);
 void *jcalloc(jinja *j, size_t n, size_t size);
+void *jgrow(jinja *j, void *old, size_t was, size_t n);
 
 /* jinja_value.c */
 static inline jval jnone(void) { return (jval){.k = V_NONE}; }
@@ -504,7 +506,7 @@ jval jmul_seq(jinja *j, jval seq, jval times);
 
 /* jinja_eval.c */
 jval jcall(jinja *j, jval f, const jargs *a);
-bool jtest_item(jinja *j, jiter *it, jval item); /* IT_TEST: bind the targets, ask the condition */
+bool jtest_item(jinja *j, jiter *it, jval *item); /* IT_TEST: bind the targets, ask the condition */
 void jrun(jinja *j);
 jval jloop_attr(jinja *j, jloop *lp, const jstr *name);
 int64_t jloop_length(jinja *j, jloop *lp);

@@ -486,7 +486,8 @@ static void tag_token(jlex *l, jtok *t) {
         pass(l, at + strlen(OPERATORS[i].text));
         return;
     }
-    lex_fail(l, "unexpected char '%.*s' at %zu", (int)jutf8_len((unsigned char)*p), p, jutf8_count(l->src, at));
+    lex_fail(l, *p == '\'' ? "unexpected char \"%.*s\" at %zu" : "unexpected char '%.*s' at %zu",
+             (int)jutf8_len((unsigned char)*p), p, jutf8_count(l->src, at));
 close:
     *t = (jtok){.kind = block ? T_BLOCK_END : T_VAR_END, .line = l->line};
     l->line += newlines(l->src + at, end - at);

@@ -122,7 +122,7 @@ static jval dict_call(jinja *j, const jmethod *m, const jargs *a) {
     jval x[2], v;
     switch (m->id) {
     case 0:
-        jbind(j, "dict.get", a, 1, 2, NONE, x);
+        jbind(j, "get", a, 1, 2, NONE, x);
         if (jdict_get(j, d, x[0], &v)) return v;
         return x[1].k == V_MISSING ? jnone() : x[1];
     case 1: case 2: case 3:

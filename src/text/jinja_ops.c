@@ -224,10 +224,9 @@ static jval own_attr(jinja *j, jval obj, const jstr *name) {
 }
 
 jval jget_attr(jinja *j, jval obj, const jstr *name) {
-    jval v;
-    if (obj.k == V_UNDEF) jundef_raise(j, obj);
-    v = own_attr(j, obj, name);
+    jval v = own_attr(j, obj, name);
     if (v.k != V_MISSING) return v;
+    if (obj.k == V_UNDEF) jundef_raise(j, obj);
     if (obj.k == V_DICT && jdict_get(j, obj.d, jstring(name), &v)) return v;
     return jundef_attr(j, obj, jstring(name));
 }

@@ -76,13 +76,11 @@ void jsb_init(jsb *b) {
 
 static void sb_room(jinja *j, jsb *b, size_t more) {
     size_t cap = b->cap ? b->cap : 64;
-    char *p;
     if (b->n + more <= b->cap) return;
     if (b->n + more > UINT32_MAX / 4) jfail(j, J_LIMIT, "string too long");
     while (cap < b->n + more) cap *= 2;
     if (cap > j->mem.max_bytes / 4) cap = b->n + more; /* doubling would run into the limit early */
-    if (!(p = arena_grow(&j->mem, b->p, b->cap, cap))) jalloc(j, SIZE_MAX / 4);
-    b->p = p;
+    b->p = jgrow(j, b->p, b->cap, cap);
     b->cap = cap;
 }
 
@@ -94,9 +92,7 @@ static void sb_span(jinja *j, jsb *b, size_t a, size_t z) {
     }
     if (b->n_spans == b->cap_spans) {
         size_t cap = b->cap_spans ? b->cap_spans * 2 : 4;
-        jspan *p = arena_grow(&j->mem, b->spans, b->cap_spans * sizeof *p, cap * sizeof *p);
-        if (!p) jalloc(j, SIZE_MAX / 4);
-        b->spans = p;
+        b->spans = jgrow(j, b->spans, b->cap_spans * sizeof *b->spans, cap * sizeof *b->spans);
         b->cap_spans = cap;
     }
     b->spans[b->n_spans++] = (jspan){(uint32_t)a, (uint32_t)z};

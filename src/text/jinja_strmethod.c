@@ -127,8 +127,8 @@ static jlist *split_space(jinja *j, const jstr *s, int64_t max) {
         while (at < s->n && jcp_space(jutf8_at(s->p + at))) at += jutf8_len((unsigned char)s->p[at]);
         if (at >= s->n) return l;
         from = at;
-        if (max >= 0 && (int64_t)l->n >= max) { /* the rest, without white space at its end */
-            part(j, l, jstr_strip(j, s, NULL, 2), from, jstr_strip(j, s, NULL, 2)->n);
+        if (max >= 0 && (int64_t)l->n >= max) { /* the rest, with the white space at its end */
+            part(j, l, s, from, s->n);
             return l;
         }
         while (at < s->n && !jcp_space(jutf8_at(s->p + at))) {
@@ -147,8 +147,7 @@ static jlist *rsplit_space(jinja *j, const jstr *s, int64_t max) {
         end = jstr_strip(j, jstr_sub(j, s, 0, end), NULL, 2)->n;
         if (!end) break;
         if (max >= 0 && (int64_t)l->n >= max) {
-            const jstr *rest = jstr_sub(j, s, 0, end);
-            jlist_add(j, l, jstring(jstr_strip(j, rest, NULL, 1)));
+            part(j, l, s, 0, end);
             break;
         }
         for (k = end; k; k -= w) {
@@ -291,7 +290,7 @@ static bool is_identifier(jinja *j, const jstr *s) {
 /* ---- arguments ---- */
 
 static const jstr *want_str(jinja *j, jval v, const char *what) {
-    if (v.k != V_STR) jfail(j, J_TYPE, "%s must be str, not %s", what, jtype_name(v));
+    if (v.k != V_STR) jfail(j, J_TYPE, "%smust be str, not %s", what, jtype_name(v));
     return v.s;
 }
 
@@ -318,7 +317,7 @@ static jval search(jinja *j, const jstr *s, int id, const jargs *a) {
     int64_t hit = -1, n = 0;
     bool in, last = id == S_RFIND || id == S_RINDEX;
     jbind(j, NAMES[id], a, 1, 3, NONE, x);
-    what = want_str(j, x[0], "argument");
+    what = want_str(j, x[0], "");
     in = bounds(j, s, x[1], x[2], &from, &to);
     if (id == S_COUNT) {
         if (in && !what->n) return jint((int64_t)jutf8_count(s->p + from, to - from) + 1);
@@ -374,12 +373,12 @@ static jval partition(jinja *j, const jstr *s, int id, const jargs *a) {
     int64_t hit;
     bool right = id == S_RPARTITION;
     jbind(j, NAMES[id], a, 1, 1, NONE, &x);
-    sep = want_str(j, x, "separator");
+    sep = want_str(j, x, "");
     if (!sep->n) jfail(j, J_VALUE, "empty separator");
     hit = jstr_find(j, s, sep, 0, s->n, right);
     none = jstr_sub(j, s, 0, 0);
     if (hit < 0) return right ? three(j, none, none, s) : three(j, s, none, none);
-    return three(j, jstr_sub(j, s, 0, (size_t)hit), s->markup ? jstr_markup(j, sep) : sep,
+    return three(j, jstr_sub(j, s, 0, (size_t)hit), jstr_sub(j, s, (size_t)hit, (size_t)hit + sep->n),
                  jstr_sub(j, s, (size_t)hit + sep->n, s->n));
 }
 
@@ -389,7 +388,7 @@ static jval pad(jinja *j, const jstr *s, int id, const jargs *a) {
     const jstr *fill = NULL;
     jbind(j, NAMES[id], a, 1, 2, NONE, x);
     if (x[1].k != V_MISSING) {
-        fill = want_str(j, x[1], "the fill character");
+        fill = want_str(j, x[1], "The fill character ");
         if (s->markup) fill = jstr_escape(j, x[1]);
         if (fill->n_cp != 1) jfail(j, J_TYPE, "The fill character must be exactly one character long");
     }
@@ -445,7 +444,7 @@ static jval splits(jinja *j, const jstr *s, int id, const jargs *a) {
     jval x[2];
     int64_t max;
     jbind(j, NAMES[id], a, 0, 2, SPLIT, x);
-    if (x[0].k != V_MISSING && x[0].k != V_NONE) want_str(j, x[0], "separator");
+    if (x[0].k != V_MISSING && x[0].k != V_NONE) want_str(j, x[0], "");
     max = x[1].k == V_MISSING ? -1 : jindex(j, x[1], "");
     return jlistv(jstr_split(j, s, x[0].k == V_STR ? x[0].s : NULL, max < 0 ? -1 : max, id == S_RSPLIT));
 }
@@ -455,8 +454,8 @@ static jval replace(jinja *j, const jstr *s, const jargs *a) {
     jval x[3];
     int64_t count;
     jbind(j, "replace", a, 2, 3, NONE, x);
-    want_str(j, x[0], "replace() argument 1");
-    want_str(j, x[1], "replace() argument 2");
+    want_str(j, x[0], "replace() argument 1 ");
+    want_str(j, x[1], "replace() argument 2 ");
     count = x[2].k == V_MISSING ? -1 : jindex(j, x[2], "");
     return jstring(jstr_replace(j, s, x[0].s, s->markup ? jstr_escape(j, x[1]) : x[1].s, count < 0 ? -1 : count));
 }
@@ -475,7 +474,7 @@ static jval remove_affix(jinja *j, const jstr *s, int id, const jargs *a) {
     const jstr *t;
     bool suffix = id == S_REMOVESUFFIX;
     jbind(j, NAMES[id], a, 1, 1, NONE, &x);
-    t = want_str(j, x, "argument");
+    t = want_str(j, x, "");
     if (!affix(j, s, 0, s->n, x, suffix, true)) return jstring(s);
     return jstring(suffix ? jstr_sub(j, s, 0, s->n - t->n) : jstr_sub(j, s, t->n, s->n));
 }

@@ -9,18 +9,27 @@
 #include <stdio.h>
 #include <xxhash.h>
 
-void *jalloc(jinja *j, size_t n) {
-    void *p = arena_alloc(&j->mem, n);
-    if (p) return p;
+void jmemory_fail(jinja *j) {
     if (j->mem.failed == HD_NOMEM) jfail(j, J_MEMORY, "no memory to render the template");
     jfail(j, J_LIMIT, "the template's values need more than %zu bytes", j->mem.max_bytes);
 }
 
+void *jalloc(jinja *j, size_t n) {
+    void *p = arena_alloc(&j->mem, n);
+    if (!p) jmemory_fail(j);
+    return p;
+}
+
 void *jcalloc(jinja *j, size_t n, size_t size) {
     void *p = arena_calloc(&j->mem, n, size);
-    if (p) return p;
-    if (j->mem.failed == HD_NOMEM) jfail(j, J_MEMORY, "no memory to render the template");
-    jfail(j, J_LIMIT, "the template's values need more than %zu bytes", j->mem.max_bytes);
+    if (!p) jmemory_fail(j);
+    return p;
+}
+
+void *jgrow(jinja *j, void *old, size_t was, size_t n) {
+    void *p = arena_grow(&j->mem, old, was, n);
+    if (!p) jmemory_fail(j);
+    return p;
 }
 
 void jstep_fail(jinja *j) {
@@ -324,9 +333,7 @@ jlist *jlist_new(jinja *j, size_t cap) {
 void jlist_add(jinja *j, jlist *l, jval v) {
     if (l->n == l->cap) {
         size_t cap = l->cap ? l->cap * 2 : 4;
-        jval *p = arena_grow(&j->mem, l->v, l->cap * sizeof *p, cap * sizeof *p);
-        if (!p) jalloc(j, SIZE_MAX / 4); /* reports the reason */
-        l->v = p;
+        l->v = jgrow(j, l->v, l->cap * sizeof *l->v, cap * sizeof *l->v);
         l->cap = cap;
     }
     jstep(j, 1);
@@ -373,11 +380,8 @@ void jdict_set(jinja *j, jdict *d, jval key, jval val) {
     }
     if (d->n == d->cap) {
         uint32_t cap = d->cap ? d->cap * 2 : 4;
-        jentry *p;
         if (d->cap > UINT32_MAX / 8) jfail(j, J_LIMIT, "dict too large");
-        p = arena_grow(&j->mem, d->e, d->cap * sizeof *p, cap * sizeof *p);
-        if (!p) jalloc(j, SIZE_MAX / 4);
-        d->e = p;
+        d->e = jgrow(j, d->e, d->cap * sizeof *d->e, cap * sizeof *d->e);
         d->cap = cap;
         if (cap > DICT_SMALL) {
             d->n_index = cap * 2;
@@ -436,7 +440,10 @@ jiter *jiter_new(jinja *j, jval v) {
     it->type_name = "iterator";
     switch (v.k) {
     case V_UNDEF: it->kind = IT_EMPTY; break;
-    case V_STR: it->kind = IT_STR; break;
+    case V_STR:
+        it->kind = IT_STR;
+        it->src.s = jstr_plain(j, v.s); /* characters of Markup are plain */
+        break;
     case V_LIST: case V_TUPLE: it->kind = IT_LIST; break;
     case V_DICT: it->kind = IT_DICT; break;
     case V_VIEW:
@@ -461,14 +468,14 @@ static jval pair(jinja *j, jval a, jval b) {
 /* The next item that passes; *out is left alone at the end. */
 static bool filtered(jinja *j, jiter *it, jval *out) {
     jval x;
-    if (it->missing_name) jfail(j, J_RUNTIME, "No %s named '%s'.", it->kind == IT_MAP ? "filter" : "test", it->missing_name);
+    if (it->wrong) jfail(j, J_RUNTIME, "%s", it->wrong);
     while (jiter_next(j, it->in, &x)) {
         jval asked;
         switch (it->kind) {
         case IT_MAP_ATTR: *out = jget_path(j, x, it->attr, it->dflt); return true;
         case IT_MAP: *out = it->filter->fn(j, x, &it->args); return true;
         case IT_TEST:
-            if (!jtest_item(j, it, x)) continue;
+            if (!jtest_item(j, it, &x)) continue;
             break;
         default:
             asked = it->on_attr ? jget_path(j, x, it->attr, (jval){.k = V_MISSING}) : x;
