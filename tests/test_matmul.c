@@ -1,8 +1,8 @@
 /* test_matmul.c - the matrix products: generic against double precision, avx2 against generic bit by bit.
  *
- * Weights are random block bytes with sane scales, so that every bit of every format matters.  The reference dequantises
- * with tensor_dequant_row and sums in double; with the activations as quantised it bounds the arithmetic, with the ones
- * given it bounds the quantisation: half a step of the block's scale per element. */
+ * Weights are random block bytes with sane scales, so that every bit of every format matters.  The reference
+ * dequantises with tensor_dequant_row and sums in double; with the activations as quantised it bounds the arithmetic,
+ * with the ones given it bounds the quantisation: half a step of the block's scale per element. */
 #include "base/mem.h"
 #include "kernels/mm_layout.h"
 
@@ -15,8 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const tensor_type all_types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_BF16, TENSOR_Q4_0, TENSOR_Q4_1,
-                                        TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q8_0, TENSOR_Q2_K, TENSOR_Q3_K,
+static const tensor_type all_types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_BF16, TENSOR_Q4_0,   TENSOR_Q4_1,
+                                        TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q8_0, TENSOR_Q2_K,   TENSOR_Q3_K,
                                         TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_IQ4_NL, TENSOR_IQ4_XS};
 enum { N_TYPES = sizeof all_types / sizeof *all_types };
 
@@ -87,7 +87,8 @@ typedef struct {
     act_kind kind;
 } problem;
 
-static void problem_new(problem *p, const kernels *k, tensor_type t, uint32_t n, uint32_t n_cols, uint32_t m, int fill) {
+static void problem_new(problem *p, const kernels *k, tensor_type t, uint32_t n, uint32_t n_cols, uint32_t m,
+                        int fill) {
     p->type = t, p->n = n, p->k = n_cols, p->m = m;
     p->raw = hd_alloc(row_bytes(t, n_cols) * n);
     make_weights(t, p->raw, n, n_cols, fill);
@@ -147,8 +148,8 @@ static void check_reference(const kernels *k, tensor_type t, uint32_t n, uint32_
                 slack += fabs((double)w[c]) * scale * 0.5001;
             }
             if (!(fabs(got - as_quantised) <= size * 2e-6) || !(fabs(got - as_given) <= slack + size * 2e-6)) {
-                print_error("%s %ux%u row %u token %u: got %.9g, quantised %.9g, given %.9g (slack %g)\n", name_of(t), n,
-                            n_cols, r, i, got, as_quantised, as_given, slack);
+                print_error("%s %ux%u row %u token %u: got %.9g, quantised %.9g, given %.9g (slack %g)\n", name_of(t),
+                            n, n_cols, r, i, got, as_quantised, as_given, slack);
                 fail();
             }
         }
@@ -211,8 +212,8 @@ static void assert_same_bits(const problem *p, const float *a, size_t lda, const
         for (uint32_t r = 0; r < p->n; r++) {
             float x = a[t * lda + r], y = b[t * ldb + r];
             if (memcmp(&x, &y, 4) && !(isnan(x) && isnan(y))) {
-                print_error("%s, %s %ux%u m %u: row %u token %u: %.9g is not %.9g\n", what, name_of(p->type), p->n, p->k,
-                            p->m, r, t, (double)x, (double)y);
+                print_error("%s, %s %ux%u m %u: row %u token %u: %.9g is not %.9g\n", what, name_of(p->type), p->n,
+                            p->k, p->m, r, t, (double)x, (double)y);
                 fail();
             }
         }

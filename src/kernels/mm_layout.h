@@ -30,7 +30,8 @@
  * pair is two sub-blocks of 32 (Q4_K, Q5_K) or of 16 columns.  Mins of Q4_K and Q5_K: r0 (2p, 2p+1), r1 (2p, 2p+1)...
  * As measured, the 2.8 % that whole bytes for 6-bit scales cost in Q4_K are cheaper than unpacking them.
  *
- * Activations of m tokens: panels of 4 tokens (the last one 1..3), in a panel [block][token] records; ACT_F32 is [k][token].
+ * Activations of m tokens: panels of 4 tokens (the last one 1..3), in a panel [block][token] records; ACT_F32 is
+ * [k][token].
  *
  * Definition of a product, y from +0, blocks in rising k, every int sum exact in 32 bits, every fma rounded once:
  *   32-blocks, int8:   y = fma(f32(sum (q - off) a), d * s, y)   off: Q4_0 8, Q5_0 16, Q4_1 and Q5_1 0
@@ -91,10 +92,10 @@ static inline size_t mm_group_bytes(tensor_type type, uint32_t n_cols) {
  * that token NaN and no other. */
 #define MM_TINY 1e-30f
 
-typedef struct { /* int16 lane sums: low half over k%4 in {0,1}, high half over k%4 in {2,3} */
-    int8_t q[32];   /* -127..127 */
+typedef struct {     /* int16 lane sums: low half over k%4 in {0,1}, high half over k%4 in {2,3} */
+    int8_t q[32];    /* -127..127 */
     int16_t init[2]; /* -8 * lane sums; twice that is the offset 16 */
-    int32_t sum16;  /* 16 * sum q */
+    int32_t sum16;   /* 16 * sum q */
     float scale;
     float ssum; /* scale * f32(sum q) */
 } act_i8_32;
@@ -103,9 +104,9 @@ typedef struct {
     int8_t q[256];
     float scale;
     int32_t pad[3];
-    int16_t sum32[8];     /* over each 32 */
-    int16_t sum16[16];    /* over each 16 */
-    int16_t init[16][2];  /* -32 * lane sums over each 16: at most 8 * 127 * 32 = 32512 */
+    int16_t sum32[8];    /* over each 32 */
+    int16_t sum16[16];   /* over each 16 */
+    int16_t init[16][2]; /* -32 * lane sums over each 16: at most 8 * 127 * 32 = 32512 */
 } act_i8_256;
 
 typedef struct {

@@ -14,8 +14,7 @@
 static inline void put32(uint8_t *p, uint32_t v) { memcpy(p, &v, 4); }
 
 static inline void fold_nibbles(uint8_t *nib, unsigned r, const uint8_t *q) {
-    for (unsigned j = 0; j < 4; j++)
-        put32(nib + 32 * j + 4 * r, mm_ld32(q + 4 * j) | mm_ld32(q + 16 + 4 * j) << 4);
+    for (unsigned j = 0; j < 4; j++) put32(nib + 32 * j + 4 * r, mm_ld32(q + 4 * j) | mm_ld32(q + 16 + 4 * j) << 4);
 }
 static inline void fold_bits1(uint8_t *bits, unsigned r, const uint8_t *q) {
     uint32_t v = 0;

@@ -14,11 +14,24 @@
 
 #include <immintrin.h>
 
+/* Sanitizers make unrolled vector code take minutes to compile: there the tiles are ordinary functions of variables. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TILE_PLAIN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TILE_PLAIN 1
+#endif
+#endif
+
+#if defined(TILE_PLAIN)
+#define TILE_INLINE static inline
+#define UNROLL
+#elif defined(__clang__)
 #define TILE_INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL      _Pragma("clang loop unroll(full)")
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define TILE_INLINE static inline __attribute__((always_inline))
+#define UNROLL      _Pragma("GCC unroll 16")
 #endif
 
 /* gcc hoists all multiplies of a step above its additions and then spills them all (measured: -40 %).  KEEP pins the
@@ -30,6 +43,13 @@
 #define MAC(acc, w, a)                                                                                                 \
     do {                                                                                                               \
         acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a));                                                       \
+        KEEP(acc);                                                                                                     \
+    } while (0)
+
+/* int32 lanes: acc += pairs of int16. */
+#define MAC16(acc, w, a)                                                                                               \
+    do {                                                                                                               \
+        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w, a));                                                          \
         KEEP(acc);                                                                                                     \
     } while (0)
 
@@ -62,7 +82,8 @@ typedef struct {
     mm_tile direct[5][5]; /* [nr][nc]: nr 4 with nc 1..2; nr 2 and 1 with nc 1..4 */
     mm_panel_tile panel[5];
     void (*unpack)(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *panel);
-    uint32_t panel_units, panel_min; /* units per run of k; tokens from which the panel wins */
+    uint32_t panel_units, panel_min; /* units per run of k; tokens from which the panel wins (measured) */
+    ptrdiff_t ahead;                 /* bytes of prefetch in a stream; further is slower than none (measured) */
 } mm_tiles;
 
 void mm_avx2_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
@@ -82,6 +103,7 @@ extern const mm_tiles mm_avx2_f32, mm_avx2_f16, mm_avx2_bf16;
         [4] = {[1] = p##_4x1, [2] = p##_4x2}, [2] = {[1] = p##_2x1, [2] = p##_2x2, [3] = p##_2x3, [4] = p##_2x4},      \
         [1] = {[1] = p##_1x1, [2] = p##_1x2, [3] = p##_1x3, [4] = p##_1x4},                                            \
     }
-#define MM_PANELS(p) {[1] = p##_p1, [2] = p##_p2, [3] = p##_p3, [4] = p##_p4}
+#define MM_PANELS(p)                                                                                                   \
+    { [1] = p##_p1, [2] = p##_p2, [3] = p##_p3, [4] = p##_p4 }
 
 #endif

@@ -1,10 +1,7 @@
 /* mm_drive.c - the way of a call through its matrix: which rows meet which tokens when. */
 #include "kernels/avx2/mm_avx2.h"
 
-enum {
-    M_BLOCK = 128, /* tokens whose quantised activations stay in L2 while all rows pass by; measured */
-    AHEAD = 320,   /* bytes of prefetch in a stream; nearer and further are slower with four streams (measured) */
-};
+enum { M_BLOCK = 128 }; /* tokens whose quantised activations stay in L2 while all rows pass by; measured */
 
 /* Scratch: sums of 16 rows x M_BLOCK tokens, one tile, the panel. */
 typedef struct {
@@ -49,8 +46,8 @@ static void tile(const call *c, uint32_t nr, uint32_t nc, uint32_t g, uint32_t a
 /* Up to 4 tokens: nr streams advance together, each through its own part of the rows. */
 static void streams(const call *c, uint32_t nr, uint32_t g0, uint32_t g1) {
     uint32_t part = (g1 - g0) / nr;
-    for (uint32_t i = 0; i < part; i++) tile(c, nr, c->m, g0 + i, part, 0, AHEAD);
-    for (uint32_t g = g0 + nr * part; g < g1; g++) tile(c, 1, c->m, g, 0, 0, AHEAD);
+    for (uint32_t i = 0; i < part; i++) tile(c, nr, c->m, g0 + i, part, 0, c->t->ahead);
+    for (uint32_t g = g0 + nr * part; g < g1; g++) tile(c, 1, c->m, g, 0, 0, c->t->ahead);
 }
 
 /* Lines [i, i + 1) / n of the next `bytes` at w: while one run is multiplied, the next one comes from memory. */
@@ -85,7 +82,8 @@ static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
 static void groups_direct(const call *c, uint32_t nr, uint32_t g, uint32_t t0, uint32_t t1) {
     for (uint32_t t = t0; t < t1; t += MM_PANEL) {
         bool last = t + MM_PANEL >= t1 && t > t0;
-        tile(c, nr, t1 - t < MM_PANEL ? t1 - t : MM_PANEL, g, 1, t, last ? (ptrdiff_t)(nr * c->group_bytes) : AHEAD);
+        tile(c, nr, t1 - t < MM_PANEL ? t1 - t : MM_PANEL, g, 1, t,
+             last ? (ptrdiff_t)(nr * c->group_bytes) : c->t->ahead);
     }
 }
 
@@ -102,7 +100,7 @@ static void block(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_t
 }
 
 static void drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
-                   uint32_t r1, void *scratch) {
+                  uint32_t r1, void *scratch) {
     act_kind kind = mm_act_kind(NULL, w->type);
     uint32_t g0 = r0 / MM_ROWS, g1 = (r1 + MM_ROWS - 1) / MM_ROWS, n, size;
     call c = {.t = t,

@@ -54,12 +54,11 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
 
 TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
                               uint8_t *o) {
-    for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty), o += 512)
-        UNROLL
-        for (int k = 0; k < 8; k++) {
-            _mm256_store_ps((float *)(o + 64 * k), column(ty, w0, k));
-            _mm256_store_ps((float *)(o + 64 * k + 32), column(ty, w1, k));
-        }
+    for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty), o += 512) UNROLL
+    for (int k = 0; k < 8; k++) {
+        _mm256_store_ps((float *)(o + 64 * k), column(ty, w0, k));
+        _mm256_store_ps((float *)(o + 64 * k + 32), column(ty, w1, k));
+    }
 }
 
 TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const float *a, uint32_t n_units, __m256 *sums) {
@@ -109,19 +108,20 @@ PANEL(4)
                                      .panel = MM_PANELS(f),                                                            \
                                      .unpack = name##_unpack,                                                          \
                                      .panel_units = 32,                                                                \
-                                     .panel_min = 16};
+                                     .panel_min = 16,                                                                  \
+                                     .ahead = 256};
 
-#define TY TENSOR_F32
+#define TY         TENSOR_F32
 #define FN(nr, nc) f32_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_F16
+#define TY         TENSOR_F16
 #define FN(nr, nc) f16_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_BF16
+#define TY         TENSOR_BF16
 #define FN(nr, nc) bf16_##nr##x##nc
 MM_SHAPES(DIRECT)
 

@@ -4,10 +4,10 @@
  * bound, and the tokens keep 16 bits.  IQ4 code points come out of one shuffle. */
 #include "kernels/avx2/mm_avx2.h"
 
-#define HEAD(ty) ((ty) == TENSOR_IQ4_XS ? 80 : 32)
-#define BLOCK(ty) ((ty) == TENSOR_Q8_0 ? 256 : 128)
+#define HEAD(ty)     ((ty) == TENSOR_IQ4_XS ? 80 : 32)
+#define BLOCK(ty)    ((ty) == TENSOR_Q8_0 ? 256 : 128)
 #define N_BLOCKS(ty) ((ty) == TENSOR_IQ4_XS ? 8 : 2)
-#define UNIT(ty) (HEAD(ty) + BLOCK(ty) * N_BLOCKS(ty))
+#define UNIT(ty)     (HEAD(ty) + BLOCK(ty) * N_BLOCKS(ty))
 
 /* 8 rows x columns 2q, 2q+1 of the block at p, as int16. */
 TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *p, const int q) {
@@ -27,12 +27,6 @@ TILE_INLINE __m256 scale_of(const tensor_type ty, const uint8_t *unit, int b) {
 TILE_INLINE __m256 finish(__m256 f, __m256i sum, __m256 d, const act_i16_32 *a) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, _mm256_broadcast_ss(&a->scale)), f);
 }
-
-#define MAC16(acc, w, a)                                                                                               \
-    do {                                                                                                               \
-        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w, a));                                                          \
-        KEEP(acc);                                                                                                     \
-    } while (0)
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
                       const void *act, uint32_t n_units, tile_sums *out) {
@@ -111,16 +105,14 @@ enum { PANEL_BLOCK = 64 * 17 };
 TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
                               uint8_t *o) {
     for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty))
-        for (int b = 0; b < N_BLOCKS(ty); b++, o += PANEL_BLOCK)
-            UNROLL
-            for (int r = 0; r < 2; r++) {
-                const uint8_t *p = r ? w1 : w0;
-                UNROLL
-                for (int q = 0; q < 16; q++)
-                    _mm256_store_si256((__m256i *)(o + 64 * q + 32 * r),
-                                       unpack(ty, p + HEAD(ty) + BLOCK(ty) * b, q));
-                _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b));
-            }
+        for (int b = 0; b < N_BLOCKS(ty); b++, o += PANEL_BLOCK) UNROLL
+    for (int r = 0; r < 2; r++) {
+        const uint8_t *p = r ? w1 : w0;
+        UNROLL
+        for (int q = 0; q < 16; q++)
+            _mm256_store_si256((__m256i *)(o + 64 * q + 32 * r), unpack(ty, p + HEAD(ty) + BLOCK(ty) * b, q));
+        _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b));
+    }
 }
 
 /* n: blocks. */
@@ -158,7 +150,7 @@ TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const act_i16_32 *a,
 #define PANEL(name, ty, nc)                                                                                            \
     static void name##_p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {          \
         (void)tmp;                                                                                                     \
-        panel_tile(nc, p, a, n_units * N_BLOCKS(ty), sums);                                                            \
+        panel_tile(nc, p, a, n_units *N_BLOCKS(ty), sums);                                                             \
     }
 #define TYPE(name, ty, from)                                                                                           \
     PANEL(name, ty, 1)                                                                                                 \
@@ -172,22 +164,23 @@ TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const act_i16_32 *a,
                                      .panel = MM_PANELS(name),                                                         \
                                      .unpack = name##_unpack,                                                          \
                                      .panel_units = 8 / N_BLOCKS(ty),                                                  \
-                                     .panel_min = from};
+                                     .panel_min = from,                                                                \
+                                     .ahead = 256};
 
-#define TY TENSOR_Q8_0
+#define TY         TENSOR_Q8_0
 #define FN(nr, nc) q8_0_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_IQ4_NL
+#define TY         TENSOR_IQ4_NL
 #define FN(nr, nc) iq4_nl_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_IQ4_XS
+#define TY         TENSOR_IQ4_XS
 #define FN(nr, nc) iq4_xs_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q8_0, TENSOR_Q8_0, 32)
-TYPE(iq4_nl, TENSOR_IQ4_NL, 16)
-TYPE(iq4_xs, TENSOR_IQ4_XS, 16)
+TYPE(q8_0, TENSOR_Q8_0, 24)
+TYPE(iq4_nl, TENSOR_IQ4_NL, 8)
+TYPE(iq4_xs, TENSOR_IQ4_XS, 8)

@@ -11,10 +11,14 @@
 #define SCALES_32(ty) ((ty) == TENSOR_Q4_K || (ty) == TENSOR_Q5_K)
 /* Unit bytes, bytes of 32 columns, and where the scales and the columns start (mm_layout.h). */
 #define UNIT(ty)                                                                                                       \
-    ((ty) == TENSOR_Q2_K ? 672 : (ty) == TENSOR_Q3_K ? 912 : (ty) == TENSOR_Q4_K ? 1184 : (ty) == TENSOR_Q5_K ? 1440 : 1680)
+    ((ty) == TENSOR_Q2_K   ? 672                                                                                       \
+     : (ty) == TENSOR_Q3_K ? 912                                                                                       \
+     : (ty) == TENSOR_Q4_K ? 1184                                                                                      \
+     : (ty) == TENSOR_Q5_K ? 1440                                                                                      \
+                           : 1680)
 #define SUB(ty)                                                                                                        \
     ((ty) == TENSOR_Q2_K ? 64 : (ty) == TENSOR_Q3_K ? 96 : (ty) == TENSOR_Q4_K ? 128 : (ty) == TENSOR_Q5_K ? 160 : 192)
-#define SCALES_AT(ty) (HAS_MIN(ty) ? 32 : 16)
+#define SCALES_AT(ty)  (HAS_MIN(ty) ? 32 : 16)
 #define COLUMNS_AT(ty) (SCALES_32(ty) || (ty) == TENSOR_Q2_K ? 160 : 144)
 
 /* v with bits `from`.. moved down (or up) to `to`. */
@@ -122,15 +126,18 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             else
                 out->i[i] = _mm256_setzero_si256();
         }
-        for (int s = 0; s < 8; s += 2) /* two times 32 columns: one pair of scales, or two */
+        UNROLL
+        for (int r = 0; r < nr; r++) prefetch(p[r], ahead, COLUMNS_AT(ty));
+        for (int s = 0; s < 8; s += 2) { /* two times 32 columns: one pair of scales, or two */
+            UNROLL
+            for (int r = 0; r < nr; r++) prefetch(p[r] + COLUMNS_AT(ty) + SUB(ty) * s, ahead, 2 * SUB(ty));
             UNROLL
             for (int e = 0; e < 16 / step; e++) {
                 const int sub = e * step / 8, h = e * step % 8 / 4, off = COLUMNS_AT(ty) + SUB(ty) * sub;
                 __m256i acc[16];
                 UNROLL
-                for (int c = 0; c < nc; c++)
-                    UNROLL
-                    for (int r = 0; r < nr; r++) acc[c * nr + r] = start(ty, a + c, 2 * (s + sub) + h);
+                for (int c = 0; c < nc; c++) UNROLL
+                for (int r = 0; r < nr; r++) acc[c * nr + r] = start(ty, a + c, 2 * (s + sub) + h);
                 multiply(ty, nr, nc, p, off + SUB(ty) * s, a, 32 * (s + sub), 4 * h, step, acc);
                 UNROLL
                 for (int r = 0; r < nr; r++) {
@@ -139,14 +146,14 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     UNROLL
                     for (int c = 0; c < nc; c++) {
                         const int i = c * nr + r;
-                        __m256i t = _mm256_madd_epi16(acc[i], sc);
                         if (in_regs)
-                            sum[i] = _mm256_add_epi32(sum[i], t);
+                            MAC16(sum[i], acc[i], sc);
                         else
-                            out->i[i] = _mm256_add_epi32(out->i[i], t);
+                            out->i[i] = _mm256_add_epi32(out->i[i], _mm256_madd_epi16(acc[i], sc));
                     }
                 }
             }
+        }
         UNROLL
         for (int r = 0; r < nr; r++) {
             const int n_pairs = SCALES_32(ty) ? 4 : 8;
@@ -158,10 +165,11 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                 for (int c = 0; c < nc; c++) mins[c] = _mm256_setzero_si256();
                 UNROLL
                 for (int j = 0; j < n_pairs; j++) {
-                    __m256i v = min_pair(ty, p[r], j);
+                    __m256i v;
+                    FENCE();
+                    v = min_pair(ty, p[r], j);
                     UNROLL
-                    for (int c = 0; c < nc; c++)
-                        mins[c] = _mm256_add_epi32(mins[c], _mm256_madd_epi16(v, bcast32(sum_pair(ty, a + c, j))));
+                    for (int c = 0; c < nc; c++) MAC16(mins[c], v, bcast32(sum_pair(ty, a + c, j)));
                 }
             }
             UNROLL
@@ -172,29 +180,27 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             }
         }
         UNROLL
-        for (int r = 0; r < nr; r++) {
-            prefetch(p[r], ahead, UNIT(ty));
-            p[r] += UNIT(ty);
-        }
+        for (int r = 0; r < nr; r++) p[r] += UNIT(ty);
     }
 }
 
 /* ---- panel, per unit and two groups: 64 x 2 vectors of bytes, scales as (s, s), mins as pairs, d and dmin ---- */
 
-#define N_SCALES(ty) (SCALES_32(ty) ? 8 : 16)
-#define N_MINS(ty) (!HAS_MIN(ty) ? 0 : SCALES_32(ty) ? 4 : 8)
+#define N_SCALES(ty)   (SCALES_32(ty) ? 8 : 16)
+#define N_MINS(ty)     (!HAS_MIN(ty) ? 0 : SCALES_32(ty) ? 4 : 8)
 #define PANEL_UNIT(ty) (64 * (64 + N_SCALES(ty) + N_MINS(ty) + 2))
 
-TILE_INLINE void put(uint8_t *o, int index, int r, __m256i v) { _mm256_store_si256((__m256i *)(o + 64 * index + 32 * r), v); }
+TILE_INLINE void put(uint8_t *o, int index, int r, __m256i v) {
+    _mm256_store_si256((__m256i *)(o + 64 * index + 32 * r), v);
+}
 
 TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
                               uint8_t *o) {
     for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty), o += PANEL_UNIT(ty))
         for (int r = 0; r < 2; r++) {
             const uint8_t *p = r ? w1 : w0;
-            for (int s = 0; s < 8; s++)
-                UNROLL
-                for (int q = 0; q < 8; q++) put(o, 8 * s + q, r, unpack(ty, p + COLUMNS_AT(ty) + SUB(ty) * s, q));
+            for (int s = 0; s < 8; s++) UNROLL
+            for (int q = 0; q < 8; q++) put(o, 8 * s + q, r, unpack(ty, p + COLUMNS_AT(ty) + SUB(ty) * s, q));
             for (int s = 0; s < N_SCALES(ty); s += 2) {
                 __m256i v = scale_pair(ty, p, s / 2);
                 put(o, 64 + s, r, scale_of(v, 0));
@@ -249,10 +255,11 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
                 for (int c = 0; c < nc; c++) mins[c] = _mm256_setzero_si256();
                 UNROLL
                 for (int j = 0; j < n_pairs; j++) {
-                    __m256i v = load256(tail + 64 * j + 32 * r);
+                    __m256i v;
+                    FENCE();
+                    v = load256(tail + 64 * j + 32 * r);
                     UNROLL
-                    for (int c = 0; c < nc; c++)
-                        mins[c] = _mm256_add_epi32(mins[c], _mm256_madd_epi16(v, bcast32(sum_pair(ty, a + c, j))));
+                    for (int c = 0; c < nc; c++) MAC16(mins[c], v, bcast32(sum_pair(ty, a + c, j)));
                 }
             }
             UNROLL
@@ -271,7 +278,7 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
     static void name##_p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {          \
         panel_tile(ty, nc, p, a, n_units, sums, tmp);                                                                  \
     }
-#define TYPE(name, ty, from)                                                                                           \
+#define TYPE(name, ty, from, near)                                                                                     \
     PANEL(name, ty, 1)                                                                                                 \
     PANEL(name, ty, 2)                                                                                                 \
     PANEL(name, ty, 3)                                                                                                 \
@@ -283,34 +290,35 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
                                      .panel = MM_PANELS(name),                                                         \
                                      .unpack = name##_unpack,                                                          \
                                      .panel_units = 2,                                                                 \
-                                     .panel_min = from};
+                                     .panel_min = from,                                                                \
+                                     .ahead = near};
 
-#define TY TENSOR_Q2_K
+#define TY         TENSOR_Q2_K
 #define FN(nr, nc) q2_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_Q3_K
+#define TY         TENSOR_Q3_K
 #define FN(nr, nc) q3_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_Q4_K
+#define TY         TENSOR_Q4_K
 #define FN(nr, nc) q4_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_Q5_K
+#define TY         TENSOR_Q5_K
 #define FN(nr, nc) q5_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_Q6_K
+#define TY         TENSOR_Q6_K
 #define FN(nr, nc) q6_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q2_k, TENSOR_Q2_K, 16)
-TYPE(q3_k, TENSOR_Q3_K, 16)
-TYPE(q4_k, TENSOR_Q4_K, 32)
-TYPE(q5_k, TENSOR_Q5_K, 16)
-TYPE(q6_k, TENSOR_Q6_K, 16)
+TYPE(q2_k, TENSOR_Q2_K, 16, 256)
+TYPE(q3_k, TENSOR_Q3_K, 12, 256)
+TYPE(q4_k, TENSOR_Q4_K, 8, 256)
+TYPE(q5_k, TENSOR_Q5_K, 9, 128)
+TYPE(q6_k, TENSOR_Q6_K, 9, 128)

@@ -7,7 +7,7 @@
 #include "kernels/avx2/mm_avx2.h"
 
 #define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
-#define HAS_MIN(ty) ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
+#define HAS_MIN(ty)  ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
 
 TILE_INLINE __m256i start(const tensor_type ty, const act_i8_32 *a) {
     __m256i init;
@@ -57,9 +57,8 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
         for (int b = 0; b < 2; b++, a += nc) {
             __m256i acc[16];
             UNROLL
-            for (int c = 0; c < nc; c++)
-                UNROLL
-                for (int r = 0; r < nr; r++) acc[c * nr + r] = start(ty, a + c);
+            for (int c = 0; c < nc; c++) UNROLL
+            for (int r = 0; r < nr; r++) acc[c * nr + r] = start(ty, a + c);
             UNROLL
             for (int i = 0; i < 8; i++) {
                 const int q = i >> 1 | (i & 1) << 2; /* low and high nibbles of a vector in turn */
@@ -119,16 +118,15 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
                               uint8_t *o) {
     const int head = HAS_MIN(ty) ? 64 : 32, size = HAS_BIT5(ty) ? 160 : 128, unit = head + 2 * size;
     for (uint32_t u = 0; u < n_units; u++, w0 += unit, w1 += unit)
-        for (int b = 0; b < 2; b++, o += PANEL_BLOCK)
-            UNROLL
-            for (int r = 0; r < 2; r++) {
-                const uint8_t *p = r ? w1 : w0;
-                UNROLL
-                for (int q = 0; q < 8; q++)
-                    _mm256_store_si256((__m256i *)(o + 64 * q + 32 * r), unpack(ty, p + head + size * b, q));
-                _mm256_store_ps((float *)(o + 512 + 32 * r), half8(p + 16 * b));
-                if (HAS_MIN(ty)) _mm256_store_ps((float *)(o + 576 + 32 * r), half8(p + 32 + 16 * b));
-            }
+        for (int b = 0; b < 2; b++, o += PANEL_BLOCK) UNROLL
+    for (int r = 0; r < 2; r++) {
+        const uint8_t *p = r ? w1 : w0;
+        UNROLL
+        for (int q = 0; q < 8; q++)
+            _mm256_store_si256((__m256i *)(o + 64 * q + 32 * r), unpack(ty, p + head + size * b, q));
+        _mm256_store_ps((float *)(o + 512 + 32 * r), half8(p + 16 * b));
+        if (HAS_MIN(ty)) _mm256_store_ps((float *)(o + 576 + 32 * r), half8(p + 32 + 16 * b));
+    }
 }
 
 TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p, const void *act, uint32_t n_units,
@@ -182,28 +180,29 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
                                      .panel = MM_PANELS(name),                                                         \
                                      .unpack = name##_unpack,                                                          \
                                      .panel_units = 8,                                                                 \
-                                     .panel_min = from};
+                                     .panel_min = from,                                                                \
+                                     .ahead = 256};
 
-#define TY TENSOR_Q4_0
+#define TY         TENSOR_Q4_0
 #define FN(nr, nc) q4_0_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_Q4_1
+#define TY         TENSOR_Q4_1
 #define FN(nr, nc) q4_1_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_Q5_0
+#define TY         TENSOR_Q5_0
 #define FN(nr, nc) q5_0_##nr##x##nc
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY TENSOR_Q5_1
+#define TY         TENSOR_Q5_1
 #define FN(nr, nc) q5_1_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q4_0, TENSOR_Q4_0, 32)
-TYPE(q4_1, TENSOR_Q4_1, 32)
+TYPE(q4_0, TENSOR_Q4_0, 16)
+TYPE(q4_1, TENSOR_Q4_1, 16)
 TYPE(q5_0, TENSOR_Q5_0, 16)
 TYPE(q5_1, TENSOR_Q5_1, 16)
