@@ -8,10 +8,10 @@
  * Order of operations for one (query, head) with visible positions [lo, hi):
  *   positions are cut into blocks of ATTN_BLOCK at absolute multiples; each block that has a visible position gives
  *     s[j] = sum over d ascending, by fma from 0, of q[d] k[j][d];  s[j] *= scale;  softcap
- *     m    = max s[j] (NaN never wins);  p[j] = exp(s[j] - m)
+ *     m    = max s[j] (NaN never wins);  p[j] = exp(s[j] - m)  (exp here is math_weightf)
  *     l    = sum of p[j] in 8 lanes by j modulo 8, ascending, then math_sum8's tree
  *     o[d] = sum over j ascending, by fma from 0, of p[j] v[j][d]
- *   blocks are merged in ascending order into (M, L, O), which starts as (-inf, 0, 0):
+ *   blocks are merged in ascending order into (M, L, O), which starts as the first block's (m, l, o):
  *     M' = max(M, m);  a = exp(M - M');  b = exp(m - M');  L = fma(l, b, L a);  O = fma(o, b, O a)
  *   a sink merges last, like a block with m = sink, l = 1, o = 0;  out = O (a (1 / L)), a = 1 without a sink
  * So blocks depend on nothing but the query and their own positions. */

@@ -64,6 +64,19 @@ static inline float math_expf(float x) {
     return y * math_from_bits_f((uint32_t)(e - half + 127) << 23);
 }
 
+/* e^x for weights of a softmax: x <= 0 or NaN.  Below e^-87, where the weight is less than 2^-125 of the largest, 0; so
+ * the result is never denormal and one multiplication scales it. */
+#define MATH_WEIGHT_MIN -87.0f
+#define MATH_ROUND_BIAS_F 0x1.8000fep23f /* MATH_ROUND_F + 127: the sum's low bits are n with the exponent bias */
+static inline float math_weightf(float x) {
+    float t = fmaf(x, MATH_LOG2E_F, MATH_ROUND_BIAS_F);
+    float n = t - MATH_ROUND_BIAS_F;
+    float r = fmaf(n, -MATH_LN2_LO_F, fmaf(n, -MATH_LN2_HI_F, x));
+    float q = fmaf(r, fmaf(r, fmaf(r, fmaf(r, MATH_E4, MATH_E3), MATH_E2), MATH_E1), MATH_E0);
+    float y = 1.0f + fmaf(r * r, q, r);
+    return x < MATH_WEIGHT_MIN ? 0 : y * math_from_bits_f(math_bits_f(t) << 23);
+}
+
 static inline float math_tanhf(float x) {
     float a = fabsf(x), u = a * a;
     float p = fmaf(u, fmaf(u, fmaf(u, fmaf(u, MATH_T4, MATH_T3), MATH_T2), MATH_T1), MATH_T0);

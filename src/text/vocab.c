@@ -349,7 +349,7 @@ static void make_control(tokenizer *t, int32_t id) {
 static const char *const eog_names[] = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
     "<|end_of_text|>", "<|end\xe2\x96\x81of\xe2\x96\x81sentence|>",
-    "<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>", "<|EOT|>", "<EOT>", "_<EOT>", "<eos>", "</s>",
+    ("<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"), "<|EOT|>", "<EOT>", "_<EOT>", "<eos>", "</s>",
     "<turn|>", "<|tool_response>",
 };
 /* Ends of code infilling: a model that writes one has nothing more to say. */

@@ -6,7 +6,7 @@
  * multiplications and costs less than a widened copy would.  K and V of a block are read from memory once per tile.
  *
  * A lane is one position (scores) or one dimension (values), so no sum is ever split: rows, tiles and pages can be cut
- * anywhere.  Rows of a group see slightly different ranges; what all of them see goes together, the ragged ends alone.
+ * anywhere.
  * Read: run, tile_block, scores, softmax_row, values. */
 #include "kernels/attn_int.h"
 #include "kernels/avx2/math_avx2.h"
@@ -14,8 +14,10 @@
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define IN_ORDER __asm__ volatile("" ::: "memory") /* else clang loads all broadcasts first and spills accumulators */
 #else
 #define UNROLL _Pragma("GCC unroll 8")
+#define IN_ORDER ((void)0)
 #endif
 
 enum {
@@ -24,10 +26,17 @@ enum {
     MAX_GROUPS = TILE_ROWS / GROUP_ROWS,
 };
 
+/* Positions [lo, hi) of a block that exactly the rows [row, row + n) of a tile see. */
 typedef struct {
-    uint32_t begin, n;       /* rows [begin, begin + n) of the tile */
-    uint32_t lo, hi;         /* in this block: what any row sees, relative to the block */
-    uint32_t all_lo, all_hi; /* what every row sees; empty as all_lo >= all_hi */
+    uint32_t lo, hi, row, n;
+} span;
+
+/* Rows that are worked on together.  What they see of a block, relative to it, is cut into spans: one where all see the
+ * same, else a few short ones at the ends, as the first and last visible positions move on from query to query. */
+typedef struct {
+    uint32_t begin, n; /* rows [begin, begin + n) of the tile */
+    uint32_t lo, hi, n_spans;
+    span spans[2 * GROUP_ROWS];
 } row_group;
 
 typedef struct {
@@ -74,6 +83,7 @@ INLINE void fma_pair(const uint32_t n, const bool wide, __m256 acc[][2], const f
         __m256 b = _mm256_broadcast_ss(x[r] + at);
         acc[r][0] = _mm256_fmadd_ps(b, y0, acc[r][0]);
         if (wide) acc[r][1] = _mm256_fmadd_ps(b, y1, acc[r][1]);
+        IN_ORDER;
     }
 }
 
@@ -233,12 +243,16 @@ static void softmax_row(float *p, uint32_t lo, uint32_t hi, float softcap, float
     /* What shares a vector with the ends becomes p = 0, which adds nothing to a lane that is at least 0. */
     for (uint32_t j = begin; j < lo; j++) p[j] = -INFINITY;
     for (uint32_t j = hi; j < end; j++) p[j] = -INFINITY;
-    __m256 max = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
-    for (uint32_t j = begin; j < end; j += 8) max = _mm256_max_ps(_mm256_loadu_ps(p + j), max);
-    *m = max8(max);
-    max = _mm256_set1_ps(*m);
-    for (uint32_t j = begin; j < end; j += 8) {
-        __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(p + j), max));
+    __m256 part[4], sum = _mm256_setzero_ps();
+    UNROLL for (uint32_t i = 0; i < 4; i++) part[i] = _mm256_set1_ps(-INFINITY);
+    uint32_t j = begin;
+    for (; j + 32 <= end; j += 32)
+        UNROLL for (uint32_t i = 0; i < 4; i++) part[i] = _mm256_max_ps(_mm256_loadu_ps(p + j + 8 * i), part[i]);
+    for (; j < end; j += 8) part[0] = _mm256_max_ps(_mm256_loadu_ps(p + j), part[0]);
+    *m = max8(_mm256_max_ps(_mm256_max_ps(part[0], part[1]), _mm256_max_ps(part[2], part[3])));
+    __m256 max = _mm256_set1_ps(*m);
+    for (j = begin; j < end; j += 8) {
+        __m256 e = weight8(_mm256_sub_ps(_mm256_loadu_ps(p + j), max));
         sum = _mm256_add_ps(sum, e);
         _mm256_storeu_ps(p + j, e);
     }
@@ -256,27 +270,13 @@ typedef struct {
     size_t head_dim;
 } v_run;
 
-/* Add positions [lo, hi) as far as they lie in the run, for n rows. */
-static void add_values(const v_run *run, uint32_t n, const float *p, uint32_t lo, uint32_t hi, float *o,
-                       const char *ahead) {
-    lo = later(lo, run->a);
-    hi = sooner(hi, run->b);
+/* Add what a span has in common with the run. */
+static void add_span(const v_run *run, tile *t, const span *sp, uint32_t d, const char *ahead) {
+    uint32_t lo = later(sp->lo, run->a), hi = sooner(sp->hi, run->b);
     if (lo >= hi) return;
     const char *v = run->v + (size_t)(lo - run->a) * run->width * (run->f16 ? 2 : 4);
-    values_16(n, run->width, run->f16, p + lo, v, hi - lo, o, run->head_dim, ahead ? ahead : v);
-}
-
-static void add_group(const v_run *run, const tile *t, const row_group *rg, float *o, const char *ahead) {
-    uint32_t lo = rg->all_lo, hi = rg->all_hi, end = rg->begin + rg->n;
-    bool ragged = lo != rg->lo || hi != rg->hi;
-    if (lo >= hi) lo = hi = rg->hi; /* nothing in common: each row's range is all ragged end */
-    for (uint32_t r = rg->begin; ragged && r < end; r++)
-        add_values(run, 1, t->p[r], t->block_lo[r], sooner(lo, t->block_hi[r]), o + (r - rg->begin) * run->head_dim,
-                   NULL);
-    add_values(run, rg->n, t->p[rg->begin], lo, hi, o, ahead);
-    for (uint32_t r = rg->begin; ragged && r < end; r++)
-        add_values(run, 1, t->p[r], later(hi, t->block_lo[r]), t->block_hi[r], o + (r - rg->begin) * run->head_dim,
-                   NULL);
+    values_16(sp->n, run->width, run->f16, &t->p[sp->row][lo], v, hi - lo, t->o + sp->row * run->head_dim + d,
+              run->head_dim, ahead ? ahead : v);
 }
 
 /* Where the K lies that is wanted after the V of position base + at: the next block's, or that of the next job. */
@@ -307,7 +307,8 @@ static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uin
             run.v = page + kv_v_index(s, slot, d) * elem;
             for (uint32_t g = 0; g < t->n_groups; g++) {
                 const row_group *rg = &t->groups[g];
-                add_group(&run, t, rg, t->o + rg->begin * run.head_dim + d, g ? NULL : ahead);
+                for (uint32_t i = 0; i < rg->n_spans; i++)
+                    add_span(&run, t, &rg->spans[i], d, g == 0 && rg->spans[i].n == rg->n ? ahead : NULL);
             }
             if (ahead) ahead += (size_t)(run.b - run.a) * run.width * elem;
         }
@@ -315,8 +316,14 @@ static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uin
 }
 
 static void merge_row(float *out, float *big_m, float *big_l, const float *o, float m, float l, uint32_t head_dim) {
+    if (*big_l == 0) { /* the first: every l is at least 1 or NaN */
+        *big_m = m;
+        *big_l = l;
+        memcpy(out, o, head_dim * sizeof *out);
+        return;
+    }
     float max = m > *big_m ? m : *big_m;
-    float a = math_expf(*big_m - max), b = math_expf(m - max);
+    float a = math_weightf(*big_m - max), b = math_weightf(m - max);
     __m256 a8 = _mm256_set1_ps(a), b8 = _mm256_set1_ps(b);
     *big_m = max;
     *big_l = fmaf(l, b, *big_l * a);
@@ -325,26 +332,45 @@ static void merge_row(float *out, float *big_m, float *big_l, const float *o, fl
                                                   _mm256_mul_ps(_mm256_loadu_ps(out + d), a8)));
 }
 
+/* Cut [rg->lo, rg->hi) where a row begins or ends.  Both ends grow from row to row, so who sees a position are
+ * neighbours. */
+static void cut(const tile *t, row_group *rg) {
+    rg->n_spans = 0;
+    for (uint32_t x = rg->lo, next; x < rg->hi; x = next) {
+        span sp = {.lo = x};
+        next = rg->hi;
+        for (uint32_t r = rg->begin; r < rg->begin + rg->n; r++) {
+            uint32_t a = t->block_lo[r], b = t->block_hi[r];
+            if (a <= x && x < b) {
+                if (!sp.n++) sp.row = r;
+                next = sooner(next, b);
+            } else if (a > x) {
+                next = sooner(next, a);
+            }
+        }
+        sp.hi = next;
+        if (sp.n) rg->spans[rg->n_spans++] = sp;
+    }
+}
+
 static void tile_block(const attn_job *job, tile *t, uint32_t base) {
     uint32_t lo = ATTN_BLOCK, hi = 0;
     float m[TILE_ROWS], l[TILE_ROWS];
     for (uint32_t g = 0; g < t->n_groups; g++) {
         row_group *rg = &t->groups[g];
         rg->lo = ATTN_BLOCK;
-        rg->hi = rg->all_lo = 0;
-        rg->all_hi = ATTN_BLOCK;
+        rg->hi = 0;
         for (uint32_t r = rg->begin; r < rg->begin + rg->n; r++) {
             uint32_t a = later(t->lo[r], base) - base, b = later(sooner(t->hi[r], base + ATTN_BLOCK), base) - base;
             if (a >= b) a = b = 0; /* sees none of this block */
             t->block_lo[r] = a;
             t->block_hi[r] = b;
-            rg->all_lo = later(rg->all_lo, a);
-            rg->all_hi = sooner(rg->all_hi, b);
             if (a < b) {
                 rg->lo = sooner(rg->lo, a);
                 rg->hi = later(rg->hi, b);
             }
         }
+        cut(t, rg);
         lo = sooner(lo, rg->lo);
         hi = later(hi, rg->hi);
     }
@@ -364,8 +390,8 @@ static void finish_row(float *out, float big_m, float big_l, const float *sink, 
     float a = 1;
     if (sink) {
         float max = *sink > big_m ? *sink : big_m;
-        a = math_expf(big_m - max);
-        big_l = fmaf(1.0f, math_expf(*sink - max), big_l * a);
+        a = math_weightf(big_m - max);
+        big_l = fmaf(1.0f, math_weightf(*sink - max), big_l * a);
     }
     __m256 inv = _mm256_set1_ps(a * (1.0f / big_l));
     for (uint32_t d = 0; d < head_dim; d += 8) _mm256_storeu_ps(out + d, _mm256_mul_ps(_mm256_loadu_ps(out + d), inv));
@@ -381,9 +407,11 @@ static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint
         t->out[r] = job->out + i * job->ldout + h * head_dim;
         t->big_m[r] = -INFINITY;
         t->big_l[r] = 0;
-        memset(t->out[r], 0, head_dim * sizeof(float));
         attn_visible(job, job->pos0 + (uint32_t)i, &t->lo[r], &t->hi[r]);
-        if (t->lo[r] >= t->hi[r]) continue;
+        if (t->lo[r] >= t->hi[r]) {
+            memset(t->out[r], 0, head_dim * sizeof(float));
+            continue;
+        }
         lo = sooner(lo, t->lo[r]);
         hi = later(hi, t->hi[r]);
     }

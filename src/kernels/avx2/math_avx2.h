@@ -25,6 +25,21 @@ static inline __m256 exp8(__m256 x) {
     return _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
 }
 
+static inline __m256 weight8(__m256 x) { /* math_weightf */
+    const __m256 magic = _mm256_set1_ps(MATH_ROUND_BIAS_F);
+    __m256 t = _mm256_fmadd_ps(x, _mm256_set1_ps(MATH_LOG2E_F), magic);
+    __m256 n = _mm256_sub_ps(t, magic);
+    __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-MATH_LN2_HI_F), x);
+    r = _mm256_fmadd_ps(n, _mm256_set1_ps(-MATH_LN2_LO_F), r);
+    __m256 q = _mm256_fmadd_ps(r, _mm256_set1_ps(MATH_E4), _mm256_set1_ps(MATH_E3));
+    q = _mm256_fmadd_ps(r, q, _mm256_set1_ps(MATH_E2));
+    q = _mm256_fmadd_ps(r, q, _mm256_set1_ps(MATH_E1));
+    q = _mm256_fmadd_ps(r, q, _mm256_set1_ps(MATH_E0));
+    __m256 y = _mm256_add_ps(_mm256_set1_ps(1.0f), _mm256_fmadd_ps(_mm256_mul_ps(r, r), q, r));
+    y = _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(MATH_WEIGHT_MIN), _CMP_LT_OQ), y);
+}
+
 static inline __m256 tanh8(__m256 x) {
     const __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
     __m256 a = _mm256_andnot_ps(sign, x), u = _mm256_mul_ps(a, a);

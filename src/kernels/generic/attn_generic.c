@@ -34,7 +34,7 @@ static void block(const attn_job *job, const float *q, uint32_t lo, uint32_t hi,
     for (uint32_t d = 0; d < s->head_dim; d++) o[d] = 0;
     for (uint32_t j = lo; j < hi; j++) {
         const void *v = attn_page(job, j, job->v_off);
-        float e = math_expf(p[j % ATTN_BLOCK] - *m);
+        float e = math_weightf(p[j % ATTN_BLOCK] - *m);
         lane[j % 8] += e;
         for (uint32_t d = 0; d < s->head_dim; d++)
             o[d] = fmaf(e, get(s, v, kv_v_index(s, j % s->page_tokens, d)), o[d]);
@@ -42,19 +42,27 @@ static void block(const attn_job *job, const float *q, uint32_t lo, uint32_t hi,
     *l = math_sum8(lane);
 }
 
+static uint32_t block_end(uint32_t lo, uint32_t hi) {
+    uint32_t end = (lo / ATTN_BLOCK + 1) * ATTN_BLOCK;
+    return end < hi ? end : hi;
+}
+
 static void one(const attn_job *job, const float *q, float *out, uint32_t pos, const float *sink) {
-    uint32_t head_dim = job->shape.head_dim, lo, hi;
-    float o[ATTN_HEAD_MAX], big_m = -INFINITY, big_l = 0, a, b, m, l;
+    uint32_t head_dim = job->shape.head_dim, lo, hi, end;
+    float o[ATTN_HEAD_MAX], big_m, big_l, a, b, m, l;
     attn_visible(job, pos, &lo, &hi);
-    for (uint32_t d = 0; d < head_dim; d++) out[d] = 0;
-    if (lo >= hi) return; /* sees nothing: zeros */
-    for (uint32_t end; lo < hi; lo = end) {
-        end = (lo / ATTN_BLOCK + 1) * ATTN_BLOCK;
-        if (end > hi) end = hi;
+    if (lo >= hi) { /* sees nothing */
+        for (uint32_t d = 0; d < head_dim; d++) out[d] = 0;
+        return;
+    }
+    end = block_end(lo, hi);
+    block(job, q, lo, end, &big_m, &big_l, out);
+    for (lo = end; lo < hi; lo = end) {
+        end = block_end(lo, hi);
         block(job, q, lo, end, &m, &l, o);
         float max = m > big_m ? m : big_m;
-        a = math_expf(big_m - max);
-        b = math_expf(m - max);
+        a = math_weightf(big_m - max);
+        b = math_weightf(m - max);
         big_m = max;
         big_l = fmaf(l, b, big_l * a);
         for (uint32_t d = 0; d < head_dim; d++) out[d] = fmaf(o[d], b, out[d] * a);
@@ -62,8 +70,8 @@ static void one(const attn_job *job, const float *q, float *out, uint32_t pos, c
     a = 1;
     if (sink) {
         float max = *sink > big_m ? *sink : big_m;
-        a = math_expf(big_m - max);
-        b = math_expf(*sink - max);
+        a = math_weightf(big_m - max);
+        b = math_weightf(*sink - max);
         big_l = fmaf(1.0f, b, big_l * a);
     }
     float inv = a * (1.0f / big_l);
