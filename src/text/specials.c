@@ -7,7 +7,6 @@
 
 #include "base/mem.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { MAX_SPECIAL = 512, MAX_NODES = 1 << 23 };
@@ -65,13 +64,6 @@ static uint32_t enter(specials *s, const char *name, size_t n) {
     return node;
 }
 
-/* Converters fill ids that the model has but the tokenizer does not with [PAD<id>]: no text means those. */
-static bool is_filler(gguf_str x, size_t id) {
-    char s[32];
-    int n = snprintf(s, sizeof s, "[PAD%zu]", id);
-    return n > 0 && x.n == (size_t)n && !memcmp(x.s, s, x.n);
-}
-
 hd_status specials_build(tokenizer *t, hd_err *err) {
     specials *s = &t->specials;
     if (!new_node(s)) goto oom;
@@ -82,7 +74,7 @@ hd_status specials_build(tokenizer *t, hd_err *err) {
         uint32_t node;
         /* What a SentencePiece token prints is what stands in the text: the space sign is a space there. */
         if (user) x = (gguf_str){t->texts + t->text_at[i], t->text_at[i + 1] - t->text_at[i]};
-        if ((!user && !control) || !x.n || is_filler(x, i)) continue;
+        if ((!user && !control) || !x.n) continue;
         if (x.n > MAX_SPECIAL)
             return hd_fail_field(err, HD_UNSUPPORTED, "tokenizer.ggml.tokens",
                                  "special token %zu is longer than %d bytes", i, MAX_SPECIAL);

@@ -77,7 +77,6 @@ hd_status encoder_lists(encoder *e, size_t n) {
 /* ---------------------------------------------------------------------------------------------------- encoding */
 
 static hd_status plain(encoder *e, const char *s, size_t n, bool prefix) {
-    if (!n) return HD_OK;
     switch (e->t->algorithm) {
     case TOK_BPE: return bpe_encode(e, s, n);
     case TOK_SPM: return spm_encode(e, s, n, prefix);
@@ -110,6 +109,7 @@ static hd_status encode_joined(encoder *e, const char *s, size_t n, const text_p
         const char *control_end;
         size_t len = 0;
         int32_t id;
+        bool running;
         while (p >= piece_end && k < n_pieces) {
             piece_end += pieces[k].n;
             if (pieces[k].trusted && piece_end > trusted_end) {
@@ -124,15 +124,17 @@ static hd_status encode_joined(encoder *e, const char *s, size_t n, const text_p
             p++;
             continue;
         }
-        if ((st = plain(e, start, (size_t)(p - start), prefix)) || (st = id_list_add(e->out, id, e->err))) return st;
-        if (p > start) prefix = false;
+        /* SentencePiece models begin anew after a marker.  A user-defined token is part of the running text: the space
+         * in front of a text stands before it too.  (phi-3's are markers in this respect, also </s>.) */
+        running = vocab_type(t, id) == TYPE_USER && !(t->type[id] & TYPE_RSTRIP);
+        if ((p > start || running) && (st = plain(e, start, (size_t)(p - start), prefix))) return st;
+        if ((st = id_list_add(e->out, id, e->err))) return st;
+        prefix = !running;
         p += len;
         if (t->type[id] & TYPE_RSTRIP) p = skip_space(p, end);
-        /* SentencePiece models begin anew after a marker; a user-defined token is part of the running text. */
-        if (vocab_type(t, id) != TYPE_USER || (t->type[id] & TYPE_RSTRIP)) prefix = true;
         start = p;
     }
-    return plain(e, start, (size_t)(end - start), prefix);
+    return end > start ? plain(e, start, (size_t)(end - start), prefix) : HD_OK;
 }
 
 static hd_status begin(encoder *e, unsigned flags) {

@@ -375,7 +375,7 @@ static hd_status load_eog(tokenizer *t, const gguf *g, hd_err *err) {
         /* </s> and <eos> may be ordinary text (HTML), so there the type decides. */
         if (vocab_type(t, id) != TYPE_CONTROL && (!strcmp(eog_names[i], "</s>") || !strcmp(eog_names[i], "<eos>")))
             continue;
-        make_control(t, id);
+        if (vocab_type(t, id) == TYPE_NORMAL) make_control(t, id); /* of a user-defined one the file says what it is */
         t->type[id] |= TYPE_EOG;
     }
     for (size_t i = 0; i < COUNT(fim_names); i++) {
