@@ -41,11 +41,13 @@ static name_slot *slot_of(const tokenizer *t, const char *s, size_t n, uint64_t 
     return NULL;
 }
 
-int32_t vocab_find(const tokenizer *t, const char *name, size_t n) {
-    const name_slot *x;
-    if (!t->n_slots) return -1;
-    x = slot_of(t, name, n, hash(name, n));
+static int32_t find_hashed(const tokenizer *t, const char *name, size_t n, uint64_t h) {
+    const name_slot *x = slot_of(t, name, n, h);
     return x && x->sym1 ? (int32_t)(x->sym1 - 1) : -1;
+}
+
+int32_t vocab_find(const tokenizer *t, const char *name, size_t n) {
+    return t->n_slots ? find_hashed(t, name, n, hash(name, n)) : -1;
 }
 
 static hd_status slots_size(tokenizer *t, size_t names, hd_err *err) {
@@ -94,8 +96,8 @@ static hd_status add_name(tokenizer *t, const char *s, size_t n, hd_err *err) {
 }
 
 /* The symbol of this name, made if there is none. */
-static hd_status intern(tokenizer *t, const char *s, size_t n, uint32_t *out, hd_err *err) {
-    int32_t have = vocab_find(t, s, n);
+static hd_status intern(tokenizer *t, const char *s, size_t n, uint64_t h, uint32_t *out, hd_err *err) {
+    int32_t have = find_hashed(t, s, n, h);
     hd_status st;
     if (have >= 0) return *out = (uint32_t)have, HD_OK;
     if ((st = slots_size(t, t->n_named + 1, err)) || (st = add_name(t, s, n, err))) return st;
@@ -212,23 +214,67 @@ static hd_status add_merge(tokenizer *t, uint32_t left, uint32_t right, uint32_t
     return HD_OK;
 }
 
+/* One rule "A B" on its way in: the names A, B and AB, their hashes, their symbols. */
+typedef struct {
+    const char *s[3];
+    size_t n[3];
+    uint64_t h[3];
+    uint32_t sym[3];
+} rule;
+
+/* Rules come in batches, and what a later pass will read is asked for in an earlier one: the tables are larger than the
+ * caches, and half a million rules that wait three times each for memory would be most of the time a start takes. */
+enum { BATCH = 32 };
+
 /* "A B": the space is looked for from the second byte on, since A may begin with one. */
-static hd_status load_merge(tokenizer *t, gguf_str m, uint32_t rank, hd_buf *joined, hd_err *err) {
+static hd_status parse_rule(gguf_str m, uint32_t rank, rule *r, hd_buf *joined, hd_err *err) {
     const char *sp = m.n > 1 ? memchr(m.s + 1, ' ', m.n - 1) : NULL;
     size_t a = sp ? (size_t)(sp - m.s) : 0;
-    uint32_t left, right, result;
-    hd_status st;
     if (!sp || a + 1 == m.n)
         return hd_fail_field(err, HD_INVALID, KEY("merges"), "rule %u does not have the form \"A B\"", rank);
-    if ((st = intern(t, m.s, a, &left, err)) || (st = intern(t, sp + 1, m.n - a - 1, &right, err))) return st;
+    r->s[0] = m.s, r->n[0] = a;
+    r->s[1] = sp + 1, r->n[1] = m.n - a - 1;
+    r->n[2] = m.n - 1;
+    buf_add(joined, r->s[0], r->n[0]);
+    buf_add(joined, r->s[1], r->n[1]);
+    return HD_OK;
+}
+
+static hd_status load_batch(tokenizer *t, const gguf_str *m, size_t n, uint32_t rank, hd_buf *joined, hd_err *err) {
+    rule rules[BATCH];
+    const char *at;
+    hd_status st;
     buf_clear(joined);
-    buf_add(joined, m.s, a);
-    buf_add(joined, sp + 1, m.n - a - 1);
+    for (size_t i = 0; i < n; i++)
+        if ((st = parse_rule(m[i], rank + (uint32_t)i, &rules[i], joined, err))) return st;
     if (joined->failed) return hd_fail(err, HD_NOMEM, "tokenizer: no memory for merge rule %u", rank);
-    if ((st = intern(t, joined->data, joined->len, &result, err))) return st;
-    /* A rule that would turn plain text into a control token is left out. */
-    if (result < t->n && !vocab_is_text(t, (int32_t)result)) return HD_OK;
-    return add_merge(t, left, right, rank, result, err);
+    at = joined->data;
+    for (rule *r = rules; r < rules + n; at += (r++)->n[2]) {
+        r->s[2] = at;
+        for (int k = 0; k < 3; k++) {
+            r->h[k] = hash(r->s[k], r->n[k]);
+            __builtin_prefetch(&t->slots[r->h[k] & (t->n_slots - 1)]);
+        }
+    }
+    for (rule *r = rules; r < rules + n; r++)
+        for (int k = 0; k < 3; k++) {
+            uint32_t sym1 = t->slots[r->h[k] & (t->n_slots - 1)].sym1;
+            r->sym[k] = sym1 ? sym1 - 1 : 0;
+            __builtin_prefetch(&t->name_at[r->sym[k]]);
+        }
+    for (rule *r = rules; r < rules + n; r++)
+        for (int k = 0; k < 3; k++) __builtin_prefetch(t->names + t->name_at[r->sym[k]]);
+    for (rule *r = rules; r < rules + n; r++) {
+        for (int k = 0; k < 3; k++)
+            if ((st = intern(t, r->s[k], r->n[k], r->h[k], &r->sym[k], err))) return st;
+        __builtin_prefetch(&t->merges[merge_at((uint64_t)r->sym[0] << 32 | r->sym[1], t->n_merge_slots - 1)], 1);
+    }
+    for (rule *r = rules; r < rules + n; r++) {
+        /* A rule that would turn plain text into a control token is left out. */
+        if (r->sym[2] < t->n && !vocab_is_text(t, (int32_t)r->sym[2])) continue;
+        if ((st = add_merge(t, r->sym[0], r->sym[1], rank + (uint32_t)(r - rules), r->sym[2], err))) return st;
+    }
+    return HD_OK;
 }
 
 static hd_status load_merges(tokenizer *t, const gguf *g, hd_err *err) {
@@ -236,7 +282,7 @@ static hd_status load_merges(tokenizer *t, const gguf *g, hd_err *err) {
     hd_buf joined;
     size_t n = 0, slots = 64;
     hd_status st;
-    buf_init(&joined, UINT32_MAX);
+    buf_init(&joined, SIZE_MAX);
     if ((st = gguf_arr_n(g, KEY("merges"), NULL, &n, err))) return st;
     if (n > INT32_MAX) return hd_fail_field(err, HD_INVALID, KEY("merges"), "too many merge rules");
     while (slots < n * 2) slots *= 2;
@@ -255,11 +301,11 @@ static hd_status load_merges(tokenizer *t, const gguf *g, hd_err *err) {
         size_t len = 1;
         letter[0] = (char)cp;
         if (cp >= 0x80) letter[0] = (char)(0xc0 | cp >> 6), letter[1] = (char)(0x80 | (cp & 0x3f)), len = 2;
-        if ((st = intern(t, letter, len, &sym, err))) goto out;
+        if ((st = intern(t, letter, len, hash(letter, len), &sym, err))) goto out;
         t->byte_id[b] = (int32_t)sym;
     }
-    for (size_t i = 0; i < n; i++)
-        if ((st = load_merge(t, m[i], (uint32_t)i, &joined, err))) goto out;
+    for (size_t i = 0; i < n; i += BATCH)
+        if ((st = load_batch(t, m + i, n - i < BATCH ? n - i : BATCH, (uint32_t)i, &joined, err))) goto out;
 out:
     buf_deinit(&joined);
     hd_free(m);
