@@ -131,6 +131,18 @@ void jsonw_num(jsonw *w, double v) {
     jsonw_double(w->b, v);
 }
 
+void jsonw_f32(jsonw *w, float v) {
+    char t[40];
+    double shortest = (double)v;
+    for (int prec = 1; prec <= 9 && isfinite(v); prec++) {
+        snprintf(t, sizeof t, "%.*g", prec, (double)v);
+        if (strtof(t, NULL) != v) continue;
+        shortest = strtod(t, NULL);
+        break;
+    }
+    jsonw_num(w, shortest);
+}
+
 void jsonw_bool(jsonw *w, bool v) {
     before(w);
     buf_str(w->b, v ? "true" : "false");

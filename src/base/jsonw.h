@@ -25,6 +25,7 @@ void jsonw_strn(jsonw *w, const char *s, size_t n);
 void jsonw_int(jsonw *w, int64_t v);
 void jsonw_uint(jsonw *w, uint64_t v);
 void jsonw_num(jsonw *w, double v);
+void jsonw_f32(jsonw *w, float v); /* the shortest text that reads back as this float */
 void jsonw_bool(jsonw *w, bool v);
 void jsonw_null(jsonw *w);
 void jsonw_raw(jsonw *w, const char *json, size_t n); /* text that is already one JSON value */

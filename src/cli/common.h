@@ -4,6 +4,7 @@
 
 #include "base/jsonw.h"
 #include "cli/cli.h"
+#include "cli/input.h"
 #include "exec/engine.h"
 
 #include <stdio.h>
@@ -49,7 +50,6 @@ typedef struct {
 /* Prints the error and returns EXIT_FAILED or EXIT_USAGE.  with_engine false: only the model. */
 int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine);
 void loaded_close(loaded *l);
-int fail_with(const hd_err *err); /* prints it; EXIT_FAILED */
 
 /* ---- answers (collect.c) ---- */
 typedef struct {
@@ -71,8 +71,6 @@ void collected_deinit(collected *c);
 /* Take one event in.  True when it was the end. */
 bool collected_add(collected *c, const gen_event *ev);
 
-/* Read a whole file ("-": standard input) of at most max bytes.  NULL after printing why. */
-char *read_file(const char *path, size_t max, size_t *n);
 /* "1,2,3" or white-space separated; NULL after printing why. */
 int32_t *parse_ids(const char *s, size_t *n);
 uint64_t random_seed(void);

@@ -76,8 +76,8 @@ int cmd_detokenize(int argc, char **argv) {
         else return usage();
     }
     if (!model || !list) return usage();
-    if (input_tokenizer(&t, model, &err)) return input_fail(&err);
+    if (input_tokenizer(&t, model, &err)) return fail_with(&err);
     st = answer(t, list, special, json, &err);
     tokenizer_free(t);
-    return st ? input_fail(&err) : 0;
+    return st ? fail_with(&err) : 0;
 }

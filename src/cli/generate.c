@@ -14,7 +14,7 @@ static const char usage[] =
 
 /* ---- answers as JSON ---- */
 
-static double logprob_number(float v) { return isfinite(v) ? (double)v : -9999; }
+static float logprob_number(float v) { return isfinite(v) ? v : -9999; }
 
 static void write_logprobs(jsonw *w, const collected *c) {
     jsonw_key(w, "logprobs");
@@ -23,14 +23,14 @@ static void write_logprobs(jsonw *w, const collected *c) {
         const collected_token *t = &c->tokens[i];
         jsonw_obj(w);
         jsonw_key(w, "id"), jsonw_int(w, t->id);
-        jsonw_key(w, "logprob"), jsonw_num(w, logprob_number(t->logprob));
+        jsonw_key(w, "logprob"), jsonw_f32(w, logprob_number(t->logprob));
         jsonw_key(w, "top");
         jsonw_arr(w);
         for (uint32_t j = 0; j < t->n_top; j++) {
             const token_logprob *p = &c->tops[t->top_at + j];
             jsonw_obj(w);
             jsonw_key(w, "id"), jsonw_int(w, p->id);
-            jsonw_key(w, "logprob"), jsonw_num(w, logprob_number(p->logprob));
+            jsonw_key(w, "logprob"), jsonw_f32(w, logprob_number(p->logprob));
             jsonw_obj_end(w);
         }
         jsonw_arr_end(w);
@@ -62,12 +62,12 @@ static void write_answer(hd_buf *b, const collected *c, const gen_line *g) {
     jsonw_obj_end(&w);
 }
 
-/* Print what a generation gave, or its error.  True if it was answered. */
+/* Print what a generation gave, or its error, which is an answer too.  False: it could not be printed. */
 static bool print_answer(const collected *c, const gen_line *g, uint64_t line) {
     hd_buf b;
     if (c->end.finish == FINISH_FAILED) {
         print_json_error(&c->end.err, line);
-        return false;
+        return true;
     }
     buf_init(&b, SIZE_MAX);
     write_answer(&b, c, g);
@@ -132,41 +132,46 @@ static void drain(batch *b) {
 static void print_ready(batch *b) {
     for (; b->printed < b->read && b->jobs[b->printed % WINDOW].done; b->printed++) {
         job *j = &b->jobs[b->printed % WINDOW];
-        if (j->failed) print_json_error(&j->err, j->number), b->all_ok = false;
+        if (j->failed) print_json_error(&j->err, j->number);
         else if (!print_answer(&j->out, &j->line, j->number)) b->all_ok = false;
         finish_job(j);
     }
     fflush(stdout);
 }
 
+/* Take the next line of the file.  False at its end. */
+static bool read_job(batch *b, input_lines *in, const gen_line *defaults) {
+    job *j;
+    size_t len;
+    do {
+        if (!input_lines_next(in)) return false;
+        len = in->line.len;
+        while (len && (in->line.data[len - 1] == '\r' || in->line.data[len - 1] == ' ')) len--;
+    } while (!len && !in->line.failed); /* blank lines are not requests */
+    j = &b->jobs[b->read++ % WINDOW];
+    j->number = in->number;
+    collected_init(&j->out);
+    gen_line_init(&j->line);
+    if (in->line.failed) hd_fail(&j->err, in->line.failed, "the line is too long");
+    if (in->line.failed || gen_line_parse(&j->line, in->line.data, len, defaults, b->l->m, &j->err)) j->failed = j->done = true;
+    return true;
+}
+
 static int run_batch(loaded *l, const char *path, const gen_line *defaults) {
     batch *b = hd_calloc(1, sizeof *b);
-    size_t n, at = 0;
-    uint64_t number = 0, submitted = 0;
-    char *text = read_file(path, (size_t)1 << 31, &n);
-    bool ok;
-    if (!b || !text) {
+    uint64_t submitted = 0;
+    input_lines in;
+    bool ok, more = true;
+    hd_err err;
+    if (!b || input_lines_open(&in, path, &err)) {
         hd_free(b);
-        hd_free(text);
-        return EXIT_FAILED;
+        return b ? fail_with(&err) : EXIT_FAILED;
     }
     b->l = l;
     b->all_ok = true;
     sem_init(&b->ready, 0, 0);
-    while (at < n || b->printed < b->read) {
-        while (at < n && b->read - b->printed < WINDOW) {
-            const char *start = text + at, *nl = memchr(start, '\n', n - at);
-            size_t len = nl ? (size_t)(nl - start) : n - at;
-            job *j;
-            at += len + 1;
-            number++;
-            while (len && (start[len - 1] == '\r' || start[len - 1] == ' ')) len--;
-            if (!len) continue; /* blank lines are not requests */
-            j = &b->jobs[b->read++ % WINDOW];
-            j->number = number;
-            collected_init(&j->out);
-            if (gen_line_parse(&j->line, start, len, defaults, l->m, &j->err)) j->failed = j->done = true;
-        }
+    while (more || b->printed < b->read) {
+        while (more && b->read - b->printed < WINDOW) more = read_job(b, &in, defaults);
         for (; submitted < b->read; submitted++) {
             job *j = &b->jobs[submitted % WINDOW];
             if (!j->done && !submit(b, j)) break;
@@ -177,7 +182,7 @@ static int run_batch(loaded *l, const char *path, const gen_line *defaults) {
     }
     sem_destroy(&b->ready);
     ok = b->all_ok;
-    hd_free(text);
+    input_lines_close(&in);
     hd_free(b);
     return stdout_ok() && ok ? 0 : EXIT_FAILED;
 }
@@ -221,12 +226,13 @@ int cmd_generate(int argc, char **argv) {
     uint32_t n = 0, logprobs = 0;
     int64_t seed = 0;
     bool json = false, special = false, given_n = false, given_seed = false, given_logprobs = false;
-    size_t n_args, len;
-    char *text = NULL, *id_text = NULL;
+    size_t n_args;
+    hd_buf file;
     loaded l;
     hd_err err;
     int rc;
     gen_line_init(&g);
+    buf_init(&file, (size_t)1 << 30);
     const opt_def defs[] = {MODEL_OPT_DEFS(mo),
         {"--max-queued", OPT_UINT, &mo.max_queued, NULL}, {"--default-max-tokens", OPT_UINT, &mo.default_max_tokens, NULL},
         {"--prompt", OPT_STR, &prompt, NULL}, {"-p", OPT_STR, &prompt, NULL}, {"--prompt-file", OPT_STR, &prompt_file, NULL},
@@ -263,19 +269,18 @@ int cmd_generate(int argc, char **argv) {
         rc = run_batch(&l, batch_file, &g);
         goto out;
     }
-    if (ids_file && !(ids = id_text = read_file(ids_file, (size_t)1 << 30, &len))) rc = EXIT_FAILED;
-    if (prompt_file && !(text = read_file(prompt_file, (size_t)1 << 30, &len))) rc = EXIT_FAILED;
-    if (!rc && ids) {
-        if (!(g.ids.ids = parse_ids(ids, &g.ids.n))) rc = EXIT_FAILED;
-    } else if (!rc && tokenizer_encode(model_get(l.m)->tok, text ? text : prompt, text ? len : strlen(prompt),
-                                       TOK_BOS | (special ? TOK_SPECIAL : 0), &g.ids, &err)) {
+    if ((ids_file || prompt_file) && input_file(ids_file ? ids_file : prompt_file, &file, &err)) rc = fail_with(&err);
+    else if (prompt) buf_str(&file, prompt);
+    if (!rc && (ids || ids_file)) {
+        if (!(g.ids.ids = parse_ids(ids ? ids : buf_cstr(&file), &g.ids.n))) rc = EXIT_FAILED;
+    } else if (!rc && tokenizer_encode(model_get(l.m)->tok, buf_cstr(&file), file.len, TOK_BOS | (special ? TOK_SPECIAL : 0),
+                                       &g.ids, &err)) {
         rc = fail_with(&err);
     }
     if (!rc) rc = run_one(&l, &g, json);
 out:
     gen_line_deinit(&g);
-    hd_free(text);
-    hd_free(id_text);
+    buf_deinit(&file);
     loaded_close(&l);
     return rc;
 }

@@ -9,11 +9,11 @@
 
 enum { MAX_LINE_BYTES = 1 << 28 };
 
-hd_status input_tokenizer(tokenizer **out, const char *model, hd_err *err) {
+hd_status input_tokenizer(tokenizer **out, const char *path, hd_err *err) {
     gguf *g;
     hd_status st;
     *out = NULL;
-    if ((st = gguf_open(&g, model, err))) return st;
+    if ((st = gguf_open(&g, path, err))) return st;
     st = tokenizer_from_gguf(out, g, err);
     gguf_close(g);
     return st;
@@ -61,7 +61,7 @@ void input_lines_close(input_lines *l) {
     buf_deinit(&l->line);
 }
 
-int input_fail(const hd_err *err) {
+int fail_with(const hd_err *err) {
     fprintf(stderr, "heddle: %s\n", err->msg);
     return EXIT_FAILED;
 }

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 /* The tokenizer of MODEL (a GGUF file, also one that holds a vocabulary only).  Free with tokenizer_free. */
-hd_status input_tokenizer(tokenizer **out, const char *model, hd_err *err);
+hd_status input_tokenizer(tokenizer **out, const char *path, hd_err *err);
 
 /* The bytes of a file appended to out. */
 hd_status input_file(const char *path, hd_buf *out, hd_err *err);
@@ -24,6 +24,6 @@ bool input_lines_next(input_lines *l); /* false at the end; a line that is too l
 void input_lines_close(input_lines *l);
 
 /* "heddle: message" on stderr; returns EXIT_FAILED. */
-int input_fail(const hd_err *err);
+int fail_with(const hd_err *err);
 
 #endif

@@ -9,11 +9,6 @@
 #include <time.h>
 #include <unistd.h>
 
-int fail_with(const hd_err *err) {
-    fprintf(stderr, "heddle: %s\n", err->msg);
-    return EXIT_FAILED;
-}
-
 static void show_progress(void *ctx, const char *what, double share) {
     int *last = ctx, now = (int)(share * 100);
     if (now == *last) return;
@@ -59,25 +54,6 @@ void loaded_close(loaded *l) {
     engine_close(l->e);
     model_close(l->m);
     memset(l, 0, sizeof *l);
-}
-
-char *read_file(const char *path, size_t max, size_t *n) {
-    FILE *f = !strcmp(path, "-") ? stdin : fopen(path, "rb");
-    char chunk[65536], *p;
-    size_t got;
-    hd_buf b;
-    if (!f) {
-        fprintf(stderr, "heddle: %s: %s\n", path, strerror(errno));
-        return NULL;
-    }
-    buf_init(&b, max);
-    while ((got = fread(chunk, 1, sizeof chunk, f)) > 0 && buf_add(&b, chunk, got)) {}
-    if (ferror(f)) fprintf(stderr, "heddle: %s: cannot be read\n", path);
-    else if (b.failed) fprintf(stderr, "heddle: %s: %s\n", path, b.failed == HD_FULL ? "too large" : "no memory");
-    p = ferror(f) ? NULL : buf_take(&b, n);
-    if (f != stdin) fclose(f);
-    buf_deinit(&b);
-    return p;
 }
 
 int32_t *parse_ids(const char *s, size_t *n) {

@@ -108,14 +108,14 @@ int cmd_perplexity(int argc, char **argv) {
     model_opts mo = {.ctx = 512};
     const char *args[2];
     bool json = false;
-    size_t n_args, n;
+    size_t n_args;
     double nll = 0;
     uint64_t scored = 0;
     id_list ids;
     engine_view view = {0};
     loaded l;
     hd_err err;
-    char *text;
+    hd_buf text;
     int rc;
     const opt_def defs[] = {MODEL_OPT_DEFS(mo), {"--json", OPT_FLAG, &json, NULL}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 2, &n_args, usage))) return rc;
@@ -123,11 +123,15 @@ int cmd_perplexity(int argc, char **argv) {
         fprintf(stderr, "usage: %s\n", usage);
         return EXIT_USAGE;
     }
-    if (!(text = read_file(args[1], (size_t)1 << 30, &n))) return EXIT_FAILED;
     id_list_init(&ids, 1u << 28);
+    buf_init(&text, (size_t)1 << 30);
+    if (input_file(args[1], &text, &err)) {
+        rc = fail_with(&err);
+        goto out;
+    }
     if ((rc = loaded_open(&l, args[0], &mo, true))) goto out;
     engine_look(l.e, &view);
-    if (tokenizer_encode(model_get(l.m)->tok, text, n, 0, &ids, &err)) rc = fail_with(&err);
+    if (tokenizer_encode(model_get(l.m)->tok, buf_cstr(&text), text.len, 0, &ids, &err)) rc = fail_with(&err);
     else rc = whole_nll(&l, &ids, view.ctx, &nll, &scored);
     loaded_close(&l);
     if (!rc && !scored) {
@@ -139,6 +143,6 @@ int cmd_perplexity(int argc, char **argv) {
     else if (!rc) printf("%llu tokens, perplexity %.5f\n", (unsigned long long)scored, exp(nll / (double)scored));
 out:
     id_list_deinit(&ids);
-    hd_free(text);
+    buf_deinit(&text);
     return stdout_ok() ? rc : EXIT_FAILED;
 }

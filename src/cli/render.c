@@ -32,7 +32,7 @@ static int usage(const char *why) {
 
 static int fail(const hd_err *e) {
     if (e->line) fprintf(stderr, "template, line %u:\n", e->line);
-    return input_fail(e);
+    return fail_with(e);
 }
 
 /* ---- input ---- */

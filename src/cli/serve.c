@@ -40,10 +40,14 @@ static void *load(void *arg) {
 }
 
 /* Keys of a file, one per line; empty lines and those starting with # are skipped.  They point into *text. */
-static bool key_file(const char *path, char **text, const char **keys, size_t *n_keys) {
-    size_t n;
-    if (!(*text = read_file(path, 1 << 20, &n))) return false;
-    for (char *p = *text, *end; *p; p = end) {
+static bool key_file(const char *path, hd_buf *text, const char **keys, size_t *n_keys) {
+    hd_err err;
+    if (input_file(path, text, &err)) {
+        fail_with(&err);
+        return false;
+    }
+    if (!text->len) return true;
+    for (char *p = text->data, *end; *p; p = end) {
         size_t len = strcspn(p, "\r\n");
         end = p + len;
         while (*end == '\r' || *end == '\n') *end++ = 0;
@@ -102,11 +106,12 @@ int cmd_serve(int argc, char **argv) {
     server *srv = NULL;
     server_options so = {0};
     pthread_t loader;
-    char *key_text = NULL;
+    hd_buf key_text;
     sigset_t stops, old;
     hd_err err;
     int rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, USAGE);
     if (rc) return rc;
+    buf_init(&key_text, 1 << 20);
     if (n_args != 1 || port > 65535 || comment_s <= 0 || drain_s < 0) {
         fprintf(stderr, "heddle: %s\nusage: %s\n", n_args != 1 ? "serve needs one MODEL" : "a value is out of range", USAGE);
         return EXIT_USAGE;
@@ -117,13 +122,13 @@ int cmd_serve(int argc, char **argv) {
     }
     for (size_t i = 0; i < key_list.n; i++) keys[n_keys++] = key_list.items[i];
     if (keyfile && !key_file(keyfile, &key_text, keys, &n_keys)) {
-        hd_free(key_text);
+        buf_deinit(&key_text);
         return EXIT_FAILED;
     }
     for (size_t i = 0; i < n_keys; i++)
         if (!*keys[i]) {
             fprintf(stderr, "heddle: an API key may not be empty\n");
-            hd_free(key_text);
+            buf_deinit(&key_text);
             return EXIT_USAGE;
         }
     so.host = host;
@@ -171,7 +176,7 @@ int cmd_serve(int argc, char **argv) {
 out:
     server_close(srv);
     loaded_close(&ld.l);
-    hd_free(key_text);
+    buf_deinit(&key_text);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return rc;
 }

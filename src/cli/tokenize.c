@@ -158,9 +158,9 @@ int cmd_tokenize(int argc, char **argv) {
     hd_err err;
     hd_status st;
     if (!parse(&o, argc, argv)) return usage();
-    if (input_tokenizer(&t, o.model, &err)) return input_fail(&err);
+    if (input_tokenizer(&t, o.model, &err)) return fail_with(&err);
     st = o.jsonl ? answer_lines(&o, t, &err) : answer_text(&o, t, &err);
     tokenizer_free(t);
     if (!st && fflush(stdout)) st = hd_fail(&err, HD_IO, "stdout cannot be written");
-    return st ? input_fail(&err) : 0;
+    return st ? fail_with(&err) : 0;
 }
