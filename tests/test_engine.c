@@ -282,7 +282,7 @@ static void cancel_reaches_every_place(void **state) {
     read_to_end(s3, &c);
     assert_int_equal(c.reason, CANCEL_BY_REQUEST);
     assert_true(c.generated_tokens > 0 && c.generated_tokens == c.n_ids);
-    assert_int_equal(look(f.e).cancelled[CANCEL_BY_REQUEST], 2);
+    WAIT_FOR(look(f.e).cancelled[CANCEL_BY_REQUEST] == 2);
     run_result_deinit(&a), run_result_deinit(&b), run_result_deinit(&c);
     session_free(s1), session_free(s2), session_free(s3);
     close_fixture(&f);
@@ -376,6 +376,7 @@ static void deadlines(void **state) {
     __atomic_store_n(&turned_us, 7000000, __ATOMIC_RELAXED);
     q = request(one_prompt, 1, 1);
     w = submit(f.e, &q); /* any work wakes the executor, which then reads the turned clock */
+    WAIT_FOR(look(f.e).cancelled[CANCEL_IDLE_TIMEOUT] == 1); /* before anything is read: a read starts the time anew */
     read_to_end(s, &c);
     assert_int_equal(c.reason, CANCEL_IDLE_TIMEOUT);
     run_result_deinit(&a), run_result_deinit(&b), run_result_deinit(&c);
