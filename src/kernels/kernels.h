@@ -15,6 +15,8 @@
 
 /* Raised whenever a stored logit would change (part of every identity). */
 enum { HD_NUMERICS_VERSION = 1 };
+/* Raised whenever packed weights would differ (part of the name of a packed file). */
+enum { HD_PACK_VERSION = 1 };
 
 typedef struct kernels kernels;
 /* name: "generic", "avx2" or NULL for the best this CPU has.  NULL if it has not got it. */
@@ -22,7 +24,7 @@ const kernels *kernels_get(const char *name);
 const char *kernels_name(const kernels *k);
 
 /* ---- matrix products: y = W x ----
- * W has n_rows outputs and n_cols inputs (a multiple of the type's block, below 2^31).  Weights are repacked at load
+ * W has n_rows outputs and n_cols inputs (a multiple of the type's block, 1 to 2^31).  Weights are repacked at load
  * into groups of 8 rows (rows padded to 8, columns to the unit); activations are quantised per token and block of a
  * token's row into the form the weight type wants.  Both forms, and the order of operations, are in mm_layout.h and the
  * same for every path here, so a packed file outlives a change of path.  All sizes are the caller's to have checked. */

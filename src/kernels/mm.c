@@ -56,6 +56,7 @@ void mm_act_pack(const kernels *k, act_kind kind, const float *x, size_t ldx, ui
 void mm_mul(const kernels *k, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
             uint32_t r1, void *scratch) {
     HD_ASSERT(r0 % MM_ROWS == 0 && (r1 % MM_ROWS == 0 || r1 == w->n_rows) && r1 <= w->n_rows);
+    HD_ASSERT(w->n_cols > 0);
     if (r0 >= r1 || m == 0) return;
     k->mm->mul(w->type)(w, act, m, y, ldy, r0, r1, scratch);
 }

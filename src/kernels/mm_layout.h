@@ -50,7 +50,7 @@
 enum {
     MM_ROWS = 8,
     MM_PANEL = 4,
-    MM_SCRATCH_BYTES = 48 * 1024, /* avx2: unpacked bytes of 16 rows x 1024 k, their scales, 128 columns of sums */
+    MM_SCRATCH_BYTES = 32 * 1024, /* avx2: 16 rows of 256 to 512 columns unpacked, and 128 tokens of their sums */
 };
 
 /* Columns and bytes of a unit; false for a type without a layout. */

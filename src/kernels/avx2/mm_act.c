@@ -140,5 +140,14 @@ void mm_avx2_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
 }
 
 void mm_avx2_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
-    mm_generic.act_pack[ACT_F32](x, ldx, n_cols, m, t0, t1, dst);
+    uint32_t n = mm_act_blocks(ACT_F32, n_cols), step;
+    for (uint32_t t = t0; t < t1; t++) {
+        float *a = (float *)((uint8_t *)dst + mm_act_at(ACT_F32, n, m, t, &step));
+        const float *row = x + t * ldx;
+        if (step == 1)
+            memcpy(a, row, n_cols * sizeof *a);
+        else
+            for (uint32_t c = 0; c < n_cols; c++) a[(size_t)c * step] = row[c];
+        for (uint32_t c = n_cols; c < n; c++) a[(size_t)c * step] = 0;
+    }
 }

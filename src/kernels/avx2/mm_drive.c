@@ -10,6 +10,9 @@ typedef struct {
     uint8_t panel[];
 } work;
 
+enum { PANEL_MAX = 16 * 1024 }; /* the floats' panel is the largest */
+_Static_assert(sizeof(work) + PANEL_MAX <= MM_SCRATCH_BYTES, "scratch holds sums, tile and panel");
+
 typedef struct {
     const mm_tiles *t;
     const mm_weight *w;
