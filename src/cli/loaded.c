@@ -40,6 +40,7 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
         fprintf(stderr, "heddle: --threads must be at most 256\n");
         return EXIT_USAGE;
     }
+    if (o->state_dir) fprintf(stderr, "heddle: --state-dir has no effect yet: nothing is kept across restarts\n");
     if (isatty(STDERR_FILENO)) mo.progress = show_progress, mo.progress_ctx = &percent;
     if (model_open(&l->m, name, &mo, &err)) return fail_with(&err);
     if (with_engine && engine_open(&l->e, l->m, &eo, &err)) {

@@ -4,6 +4,7 @@
 #include "base/topology.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -69,15 +70,26 @@ static hd_status sampling_hints(model_info *in, const gguf *g, hd_err *err) {
     return HD_OK;
 }
 
+/* The model is called by its file: without folder, ".gguf" and the part of a split.  general.name is for people and too
+ * long and loose to be typed. */
+static gguf_str file_name(const char *path) {
+    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    gguf_str s = {base, strlen(base)};
+    unsigned part, parts;
+    int used = 0;
+    if (s.n > 5 && !strcmp(base + s.n - 5, ".gguf")) s.n -= 5;
+    if (s.n > 15 && sscanf(base + s.n - 15, "-%5u-of-%5u%n", &part, &parts, &used) == 2 && used == 15) s.n -= 15;
+    if (!s.n) s = (gguf_str){"model", 5};
+    if (s.n > 255) s.n = 255;
+    return s;
+}
+
 static hd_status read_names(decoder *d, const char *path, hd_err *err) {
     model *m = &d->base;
-    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    gguf_str s = {base, strlen(base)}, arch;
+    gguf_str s = file_name(path), arch;
     hd_status st;
-    if (s.n > 5 && !strcmp(base + s.n - 5, ".gguf")) s.n -= 5;
-    if (gguf_has(d->file, "general.name") && (st = gguf_get_str(d->file, "general.name", &s, err))) return st;
     if ((st = gguf_get_str(d->file, "general.architecture", &arch, err))) return st;
-    if (!(m->name = hd_strndup(s.s, s.n < 256 ? s.n : 256)) || !(m->arch = hd_strndup(arch.s, arch.n < 64 ? arch.n : 64)))
+    if (!(m->name = hd_strndup(s.s, s.n)) || !(m->arch = hd_strndup(arch.s, arch.n < 64 ? arch.n : 64)))
         return hd_fail(err, HD_NOMEM, "model: no memory");
     m->info.name = m->name;
     m->info.arch = m->arch;

@@ -38,7 +38,7 @@ typedef struct {
 } kv_group_shape;
 
 typedef struct {
-    const char *name;           /* general.name, or the file's base name */
+    const char *name;           /* the file's base name without .gguf and split part */
     const char *arch;
     uint32_t n_vocab;           /* logits per position */
     uint32_t ctx_train;         /* the model's own context */
