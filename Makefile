@@ -1,0 +1,6 @@
+# Short names for the scripts; CMakeLists.txt is the build.
+.PHONY: demo setup test quick bench fuzz format
+demo setup test quick bench format:
+	@scripts/$@ $(ARGS)
+fuzz:
+	@scripts/fuzz $(SECONDS)
