@@ -1,8 +1,10 @@
 /* render.c - `heddle render`: a conversation through a chat template, to look at or to compare.
  *
- * One conversation: the text on stdout.  --jsonl: one JSON line per input line, in order; a line that fails answers
+ * One conversation: the text on stdout.  The special tokens of MODEL are there as bos_token and so on, unless the input
+ * has them.  --jsonl: one JSON line per input line, in order; a line that fails answers
  * {"error":{...},"line":n} and does not stop the rest. */
 #include "base/jsonw.h"
+#include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/input.h"
 #include "format/gguf.h"
@@ -90,7 +92,31 @@ bad:
 
 /* ---- the template ---- */
 
-static hd_status load_template(const args *a, chat_template **out, hd_err *err) {
+/* The text of the model's special tokens, under the names that templates use. */
+static hd_status special_tokens(const gguf *g, json_t *tokens, hd_err *err) {
+    static const char *const NAMES[] = {"bos", "eos", "unknown", "padding"}, *const VARS[] = {"bos_token", "eos_token",
+                                                                                              "unk_token", "pad_token"};
+    gguf_type type;
+    gguf_str *all = NULL;
+    uint64_t id;
+    size_t n;
+    hd_status st = gguf_arr_n(g, "tokenizer.ggml.tokens", &type, &n, err);
+    if (st == HD_NOTFOUND) return HD_OK;
+    if (st) return st;
+    if (!(all = hd_reallocarray(NULL, n ? n : 1, sizeof *all))) return hd_fail(err, HD_NOMEM, "no memory for the vocabulary");
+    st = gguf_arr_strs(g, "tokenizer.ggml.tokens", all, n, err);
+    for (size_t i = 0; !st && n && i < sizeof NAMES / sizeof *NAMES; i++) {
+        char key[64];
+        snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", NAMES[i]);
+        if (gguf_get_uint(g, key, 0, n - 1, &id, NULL)) continue;
+        json_object_set_new(tokens, VARS[i], json_stringn(all[id].s, all[id].n)); /* left out if it is no UTF-8 */
+    }
+    hd_free(all);
+    return st;
+}
+
+/* *out and the model's special tokens added to `tokens`. */
+static hd_status load_template(const args *a, chat_template **out, json_t *tokens, hd_err *err) {
     hd_status st;
     *out = NULL;
     if (a->template) {
@@ -105,6 +131,7 @@ static hd_status load_template(const args *a, chat_template **out, hd_err *err) 
         st = gguf_open(&g, a->model, err);
         if (!st) st = gguf_get_str(g, "tokenizer.chat_template", &s, err);
         if (!st) st = template_parse(out, s.s, s.n, err);
+        if (!st) st = special_tokens(g, tokens, err);
         gguf_close(g);
     }
     return st;
@@ -138,24 +165,26 @@ done:
 
 static int render_one(const args *a, const template_options *o) {
     chat_template *t = NULL;
-    json_t *input = NULL;
+    json_t *input = NULL, *tokens = json_object();
     hd_err err = {0};
     hd_buf out;
-    hd_status st = load_template(a, &t, &err);
+    hd_status st = load_template(a, &t, tokens, &err);
     buf_init(&out, SIZE_MAX);
     if (!st) st = conversation(a, &input, &err);
+    if (!st && json_is_object(input)) json_object_update_missing(input, tokens);
     if (!st) st = template_render(t, input, o, &out, NULL, &err);
     if (!st) fwrite(buf_cstr(&out), 1, out.len, stdout);
     buf_deinit(&out);
     json_decref(input);
+    json_decref(tokens);
     template_free(t);
     return st ? fail(&err) : 0;
 }
 
 /* ---- --jsonl ---- */
 
-static hd_status line_render(const char *line, size_t n, const chat_template *shared, const template_options *base,
-                             hd_buf *text, hd_err *err) {
+static hd_status line_render(const char *line, size_t n, const chat_template *shared, json_t *tokens,
+                             const template_options *base, hd_buf *text, hd_err *err) {
     json_t *v = NULL, *input, *template, *now;
     chat_template *own = NULL;
     template_options o = *base;
@@ -170,6 +199,7 @@ static hd_status line_render(const char *line, size_t n, const chat_template *sh
     if (!st && now) st = json_is_string(now) ? parse_time(json_string_value(now), &o, err)
                                              : hd_fail_field(err, HD_INVALID, "now", "now must be a string");
     if (!st && template) st = template_parse(&own, json_string_value(template), json_string_length(template), err);
+    if (!st && !template) json_object_update_missing(input, tokens);
     if (!st) st = template_render(own ? own : shared, input, &o, text, NULL, err);
     template_free(own);
     json_decref(v);
@@ -207,12 +237,13 @@ static void line_answer(hd_buf *line, const hd_buf *text, hd_status st, const hd
 
 static int render_lines(const args *a, const template_options *o) {
     chat_template *shared = NULL;
+    json_t *tokens = json_object();
     input_lines in;
     hd_err err = {0};
     int rc = 0;
-    if ((a->template || a->model) && load_template(a, &shared, &err)) return fail(&err);
-    if (input_lines_open(&in, a->jsonl, &err)) {
+    if (((a->template || a->model) && load_template(a, &shared, tokens, &err)) || input_lines_open(&in, a->jsonl, &err)) {
         template_free(shared);
+        json_decref(tokens);
         return fail(&err);
     }
     while (!rc && input_lines_next(&in)) {
@@ -222,7 +253,7 @@ static int render_lines(const args *a, const template_options *o) {
         buf_init(&text, SIZE_MAX);
         buf_init(&answer, SIZE_MAX);
         st = in.line.failed ? hd_fail(&err, in.line.failed, "the line is too long")
-                            : line_render(buf_cstr(&in.line), in.line.len, shared, o, &text, &err);
+                            : line_render(buf_cstr(&in.line), in.line.len, shared, tokens, o, &text, &err);
         line_answer(&answer, &text, st, &err, in.number);
         buf_byte(&answer, '\n');
         if (answer.failed || fwrite(buf_cstr(&answer), 1, answer.len, stdout) != answer.len) rc = EXIT_FAILED;
@@ -231,6 +262,7 @@ static int render_lines(const args *a, const template_options *o) {
     }
     input_lines_close(&in);
     template_free(shared);
+    json_decref(tokens);
     return rc;
 }
 

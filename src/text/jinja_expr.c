@@ -424,8 +424,8 @@ static jnode *strings(jparser *p) {
     char *all = NULL;
     jparse_advance(p);
     while (p->cur.kind == T_STRING) { /* neighbours join */
-        if (n + p->cur.n > cap) {
-            char *bigger = jparse_alloc(p, cap = 2 * (n + p->cur.n));
+        if (!all || n + p->cur.n > cap) {
+            char *bigger = jparse_alloc(p, cap = 2 * (n + p->cur.n) + 1);
             memcpy(bigger, s, n);
             s = all = bigger;
         }

@@ -163,7 +163,7 @@ static void percent_value(jinja *j, jsb *b, spec *f, jval v, bool markup, size_t
             if (cp < 0 || cp > 0x10ffff) jfail(j, J_VALUE, "%%c arg not in range(0x110000)");
             if (cp >= 0xd800 && cp < 0xe000) jfail(j, J_UNSUPPORTED, "lone surrogate in a string");
             jsb_init(&t);
-            jsb_cp(j, &t, (uint32_t)cp, true);
+            jsb_cp(j, &t, (uint32_t)cp, false); /* a number of the input could be made a marker this way */
             s = jsb_done(j, &t);
         } else jfail(j, J_TYPE, "%%c requires int or char");
         f->precision = -1;

@@ -24,7 +24,7 @@ static void whole_characters(char *s, size_t cap) {
     if (k && k - 1 + jutf8_len((unsigned char)s[k - 1]) > n) s[k - 1] = 0;
 }
 
-static void fill_error(jerror *e, jclass cls, uint32_t line, const char *fmt, va_list ap) {
+__attribute__((format(printf, 4, 0))) static void fill_error(jerror *e, jclass cls, uint32_t line, const char *fmt, va_list ap) {
     char msg[sizeof ((hd_err *)0)->msg];
     vsnprintf(msg, sizeof msg, fmt, ap);
     whole_characters(msg, sizeof msg);

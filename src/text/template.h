@@ -48,7 +48,7 @@ void template_spans_deinit(template_spans *s);
  * whose own limit counts too, and its spans to *spans (NULL: not wanted; else zeroed or used before, offsets count from
  * where out stood).  Strings of the input are not trusted, except top-level ones whose name ends in "_token".  opt may
  * be NULL.  On error out and spans hold a part of the text and are to be dropped.  Values of one render take at most
- * 64 MiB.  Any thread; one template may be rendered by many at once. */
+ * 64 MiB, the stack at most 1 MiB.  Any thread; one template may be rendered by many at once. */
 hd_status template_render(const chat_template *t, const json_t *input, const template_options *opt, hd_buf *out,
                           template_spans *spans, hd_err *err);
 
