@@ -4,11 +4,12 @@
  * not finished it, `phase` counts barriers passed.  Each is a futex word with a count of sleepers beside it, so that the
  * usual case (everyone arrives while the others still spin) costs no system call.
  *
- * Waiting has three stages: spin with the pause instruction, then offer the core to others, then sleep.  How long the
- * first two last adapts between SPIN_MIN and SPIN_MAX, per member, and apart for waits between runs and inside one: a
- * wait shorter than SPIN_MAX, slept through or not, doubles it, a longer one halves it.  So a quiet decode loop spins
- * through its short barriers, and a machine with a busy neighbour, where the missing member is not even running, soon
- * sleeps at once.  With more members than cores nobody spins.
+ * Waiting has two stages: spin with the pause instruction, then sleep.  How long the first lasts adapts between SPIN_MIN
+ * and SPIN_MAX, per member, and apart for waits between runs and inside one: a wait shorter than SPIN_MAX, slept through
+ * or not, doubles it, a longer one halves it.  So a quiet decode loop spins through its short barriers, and a machine
+ * with a busy neighbour, where the missing member is not even running, soon sleeps at once.  With more members than cores
+ * nobody spins.  There is no sched_yield between the stages: beside a busy neighbour it gives a whole time slice away
+ * (milliseconds per barrier, bench_pool), while one who sleeps is let in when woken.
  *
  * Read: sleep_until_changed, wake and wait_change, then worker, pool_run, pool_barrier. */
 #include "base/pool.h"
@@ -111,9 +112,7 @@ static bool spin(const pool_word *w, unsigned old, uint64_t begin, uint32_t budg
             if (changed(w, old)) return true;
             cpu_pause();
         }
-        uint64_t spent = now_ns() - begin;
-        if (spent > budget_ns) return false;
-        if (spent > budget_ns / 2) sched_yield(); /* whom we wait for may want this very core */
+        if (now_ns() - begin > budget_ns) return false;
     }
 }
 
