@@ -493,7 +493,7 @@ static void cancel_by_id(void **state) {
     assert_true(json_integer_value(at(l.ev[l.n - 1].data, "error.generated_tokens")) > 0);
     sse_free(&l);
     client_close(&a);
-    assert_int_equal(rig_state(&r, "cancelled.cancelled_by_request"), 2);
+    assert_true(rig_wait(&r, "cancelled.cancelled_by_request", 2, AT_ONCE));
     rig_close(&r);
 }
 

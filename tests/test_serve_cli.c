@@ -1,0 +1,182 @@
+/* test_serve_cli.c - `heddle serve` as a process: its port, keys, signals and exits. */
+#include "util/http_client.h"
+
+#include "base/mem.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const char script[] = "{\"vocab\":[\"</s>\",\"X\"],\"special\":{\"eos\":[0]},\"context\":100000,\"step_delay_ms\":5,"
+                             "\"rules\":[{\"match\":\"run\",\"emit\":[1],\"then\":\"loop\"}],\"default\":{\"emit\":[1]}}";
+#define RUN(more) "{\"messages\":[{\"role\":\"user\",\"content\":\"run\"}],\"stream\":true" more "}"
+
+typedef struct {
+    pid_t pid;
+    int err; /* its stderr */
+    char text[4096];
+    uint16_t port;
+} proc;
+
+static char path[64], keys[64];
+
+static int write_files(void **state) {
+    int fd;
+    (void)state;
+    strcpy(path, "/tmp/heddle-serve-XXXXXX");
+    strcpy(keys, "/tmp/heddle-keys-XXXXXX");
+    fd = mkstemp(path);
+    if (fd < 0 || write(fd, script, sizeof script - 1) < 0) return -1;
+    close(fd);
+    fd = mkstemp(keys);
+    if (fd < 0 || write(fd, "# keys\r\nfirst\r\n\nsecond\n", 23) < 0) return -1;
+    close(fd);
+    return 0;
+}
+
+static int remove_files(void **state) {
+    (void)state;
+    unlink(path);
+    unlink(keys);
+    return 0;
+}
+
+/* Start with further arguments; wait until it serves (or ends, when `serves` is false). */
+static void start(proc *p, bool serves, const char *const *more) {
+    int fds[2];
+    char model[80];
+    const char *argv[20] = {"heddle", "serve", model, "--port", "0"};
+    size_t n = 5, got = 0;
+    uint64_t end = now_ms() + 20000;
+    memset(p, 0, sizeof *p);
+    snprintf(model, sizeof model, "script:%s", path);
+    while (more && *more) argv[n++] = *more++;
+    assert_int_equal(pipe(fds), 0);
+    if (!(p->pid = fork())) {
+        dup2(fds[1], 2);
+        close(fds[0]), close(fds[1]);
+        execv(HEDDLE_BIN, (char *const *)argv);
+        _exit(99);
+    }
+    close(fds[1]);
+    p->err = fds[0];
+    while (now_ms() < end && got < sizeof p->text - 1) {
+        struct pollfd f = {p->err, POLLIN, 0};
+        char *at;
+        ssize_t k;
+        if (poll(&f, 1, 100) != 1) continue;
+        if ((k = read(p->err, p->text + got, sizeof p->text - 1 - got)) <= 0) break;
+        got += (size_t)k;
+        if (serves && (at = strstr(p->text, "http://127.0.0.1:")) && strchr(at, '\n')) {
+            p->port = (uint16_t)atoi(at + 17);
+            break;
+        }
+    }
+    if (serves && !p->port) fail_msg("it does not serve: %s", p->text);
+}
+
+/* Its exit status; -1 after timeout_ms (it is killed then). */
+static int end(proc *p, int timeout_ms) {
+    uint64_t t = now_ms() + (uint64_t)timeout_ms;
+    int st;
+    while (waitpid(p->pid, &st, WNOHANG) == 0) {
+        if (now_ms() > t) {
+            kill(p->pid, SIGKILL);
+            waitpid(p->pid, &st, 0);
+            close(p->err);
+            return -1;
+        }
+        sleep_ms(10);
+    }
+    close(p->err);
+    return WIFEXITED(st) ? WEXITSTATUS(st) : 1000 + WTERMSIG(st);
+}
+
+static void serves_and_drains(void **state) {
+    static const char *const more[] = {"--api-key-file", keys, "--alias", "gpt", NULL};
+    proc p;
+    client c;
+    char *body;
+    (void)state;
+    start(&p, true, more);
+    assert_int_equal(client_once(p.port, "GET", "/health", NULL, NULL, &body), 200);
+    hd_free(body);
+    assert_int_equal(client_once(p.port, "GET", "/v1/models", NULL, NULL, &body), 401);
+    hd_free(body);
+    assert_int_equal(client_once(p.port, "GET", "/v1/models/gpt", "Authorization: Bearer second\r\n", NULL, &body), 200);
+    hd_free(body);
+    assert_true(client_open(&c, p.port));
+    assert_true(client_request(&c, "POST", "/v1/chat/completions", "Authorization: Bearer first\r\n", RUN(",\"max_tokens\":60")));
+    assert_true(client_until(&c, "id: 2", 5000));
+    kill(p.pid, SIGTERM);
+    assert_true(client_finish(&c, 10000)); /* the running one ends as it would have */
+    assert_non_null(strstr(c.body.data, "data: [DONE]"));
+    client_close(&c);
+    assert_int_equal(end(&p, 5000), 0);
+}
+
+static void drain_has_an_end(void **state) {
+    static const char *const more[] = {"--drain-timeout", "0.3", NULL};
+    proc p;
+    client c;
+    (void)state;
+    start(&p, true, more);
+    assert_true(client_open(&c, p.port));
+    assert_true(client_request(&c, "POST", "/v1/chat/completions", NULL, RUN("")));
+    assert_true(client_until(&c, "id: 2", 5000));
+    kill(p.pid, SIGINT);
+    assert_true(client_finish(&c, 5000));
+    assert_non_null(strstr(c.body.data, "\"code\":\"shutdown\""));
+    client_close(&c);
+    assert_int_equal(end(&p, 5000), 0);
+}
+
+static void second_signal_ends_at_once(void **state) {
+    proc p;
+    client c;
+    (void)state;
+    start(&p, true, NULL);
+    assert_true(client_open(&c, p.port));
+    assert_true(client_request(&c, "POST", "/v1/chat/completions", NULL, RUN("")));
+    assert_true(client_until(&c, "id: 2", 5000));
+    kill(p.pid, SIGTERM);
+    sleep_ms(200);
+    kill(p.pid, SIGTERM);
+    assert_int_equal(end(&p, 2000), 1);
+    client_close(&c);
+}
+
+static void wrong_usage(void **state) {
+    static const char *const cases[][3] = {{"--nonsense", NULL}, {"--port", "70000", NULL}, {"--comment-interval", "0", NULL}};
+    proc p;
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        start(&p, false, cases[i]);
+        assert_int_equal(end(&p, 5000), 64);
+    }
+    {
+        static const char *const no_host[] = {"--host", "256.1.1.1", NULL};
+        start(&p, false, no_host);
+        assert_int_equal(end(&p, 20000), 1);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(serves_and_drains),
+        cmocka_unit_test(drain_has_an_end),
+        cmocka_unit_test(second_signal_ends_at_once),
+        cmocka_unit_test(wrong_usage),
+    };
+    return cmocka_run_group_tests(tests, write_files, remove_files);
+}
