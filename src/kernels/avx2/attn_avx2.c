@@ -25,6 +25,7 @@ enum {
     GROUP_ROWS = 6,  /* 2 x 6 accumulators, 2 loaded vectors, 1 broadcast: 15 of 16 registers */
     MAX_GROUPS = TILE_ROWS / GROUP_ROWS,
 };
+_Static_assert(TILE_ROWS % GROUP_ROWS == 0, "a full tile has MAX_GROUPS groups");
 
 /* Positions [lo, hi) of a block that exactly the rows [row, row + n) of a tile see. */
 typedef struct {
