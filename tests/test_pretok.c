@@ -1,6 +1,7 @@
 /* test_pretok.c - where texts are cut before merging, against the `tokenizers` library, and in linear time.
  *
- * golden/pretok.jsonl comes from golden/make_pretok.py.  PRETOK_GOLDEN names another file of that form, for long runs. */
+ * golden/pretok.jsonl comes from golden/make_pretok.py.  PRETOK_GOLDEN names another file of that form, for long runs.
+ */
 #include "base/mem.h"
 #include "text/pretok.h"
 
@@ -85,10 +86,16 @@ static void golden(void **state) {
 static void bad_bytes(void **state) {
     size_t len[16], n;
     (void)state;
-    n = pieces(find("llama-bpe"), "ab\xff\xfe" "cd", 6, len);
+    n = pieces(find("llama-bpe"),
+               "ab\xff\xfe"
+               "cd",
+               6, len);
     assert_int_equal(n, 3);
     assert_true(len[0] == 2 && len[1] == 2 && len[2] == 2); /* symbols run on, then the word */
-    n = pieces(find("llama-bpe"), "ab\xff" "cd", 5, len);
+    n = pieces(find("llama-bpe"),
+               "ab\xff"
+               "cd",
+               5, len);
     assert_int_equal(n, 2);
     assert_true(len[0] == 2 && len[1] == 3); /* a single one leads the word after it */
     n = pieces(find("gpt-2"), " \xc3\xa9\xc3 \xc3", 6, len);
@@ -98,12 +105,14 @@ static void bad_bytes(void **state) {
 
 /* Every name pieces up to the whole text, whatever the text. */
 static const char *const names[] = {
-    "default", "gpt-2", "phi-2", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code", "roberta-bpe",
-    "exaone4", "jais", "trillion", "granite-docling", "mpt", "olmo", "modern-bert", "smollm", "starcoder", "refact",
-    "command-r", "codeshell", "exaone", "minerva", "minerva-7b", "falcon", "llama-bpe", "llama3", "llama-v3", "lfm2",
-    "falcon3", "falcon-h1", "pixtral", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "qwen2", "deepseek-r1-qwen",
-    "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2", "bailingmoe", "bailingmoe2", "llada-moe", "qwen35",
-    "gpt-4o", "llama4", "tekken", "deepseek-llm", "deepseek-coder", "deepseek-v3", "hunyuan-dense"};
+    "default",     "gpt-2",        "phi-2",        "jina-es",          "jina-de",     "jina-v1-en",   "jina-v2-es",
+    "jina-v2-de",  "jina-v2-code", "roberta-bpe",  "exaone4",          "jais",        "trillion",     "granite-docling",
+    "mpt",         "olmo",         "modern-bert",  "smollm",           "starcoder",   "refact",       "command-r",
+    "codeshell",   "exaone",       "minerva",      "minerva-7b",       "falcon",      "llama-bpe",    "llama3",
+    "llama-v3",    "lfm2",         "falcon3",      "falcon-h1",        "pixtral",     "dbrx",         "smaug-bpe",
+    "chatglm-bpe", "glm4",         "qwen2",        "deepseek-r1-qwen", "stablelm2",   "megrez",       "hunyuan",
+    "solar-open",  "grok-2",       "bailingmoe",   "bailingmoe2",      "llada-moe",   "qwen35",       "gpt-4o",
+    "llama4",      "tekken",       "deepseek-llm", "deepseek-coder",   "deepseek-v3", "hunyuan-dense"};
 enum { N_NAMES = sizeof names / sizeof *names };
 
 static void whole(void **state) {
@@ -137,8 +146,33 @@ static void unknown_name(void **state) {
 /* Long runs of one class, and of two in turn: linear in length, on a small stack too (R059).  A quadratic scanner would
  * need hours for these two megabytes, a recursive one more stack than there is. */
 static void *long_runs(void *arg) {
-    static const char *const units[] = {"a", "A", ".", " ", "\xe6\xbc\xa2", "\n", "\xf0\x9f\x98\x80", "1", "'", "\r\n", "aA", "A.", " \n", "a ", "\xcc\x81",
-                                        "A\xcc\x81", "!\n", " .", "'s", "\xff", "\xc2\xa0", "/", "\xe3\x80\x80", "a1", "\n\n a", "\xce\xb1" "B"};
+    static const char *const units[] = {"a",
+                                        "A",
+                                        ".",
+                                        " ",
+                                        "\xe6\xbc\xa2",
+                                        "\n",
+                                        "\xf0\x9f\x98\x80",
+                                        "1",
+                                        "'",
+                                        "\r\n",
+                                        "aA",
+                                        "A.",
+                                        " \n",
+                                        "a ",
+                                        "\xcc\x81",
+                                        "A\xcc\x81",
+                                        "!\n",
+                                        " .",
+                                        "'s",
+                                        "\xff",
+                                        "\xc2\xa0",
+                                        "/",
+                                        "\xe3\x80\x80",
+                                        "a1",
+                                        "\n\n a",
+                                        "\xce\xb1"
+                                        "B"};
     enum { N = 1 << 21 };
     char *s = malloc(N);
     size_t *len = malloc(N * sizeof *len);
@@ -147,8 +181,9 @@ static void *long_runs(void *arg) {
         size_t w = strlen(units[k]), n = N / w * w;
         for (size_t i = 0; i < n; i++) s[i] = units[k][i % w];
         /* One name of each scanner. */
-        static const char *const each[] = {"default", "gpt-2", "smollm", "falcon", "llama-bpe", "qwen2", "qwen35", "gpt-4o", "tekken", "deepseek-llm",
-                                           "deepseek-coder", "deepseek-v3"};
+        static const char *const each[] = {"default",   "gpt-2",        "smollm",         "falcon",
+                                           "llama-bpe", "qwen2",        "qwen35",         "gpt-4o",
+                                           "tekken",    "deepseek-llm", "deepseek-coder", "deepseek-v3"};
         size_t total = 0, m = pieces(find(each[k % 12]), s, n, len);
         for (size_t i = 0; i < m; i++) total += len[i];
         assert_int_equal(total, n);
@@ -193,16 +228,20 @@ static void normal_forms(void **state) {
     same_form("abc", "abc", true);
     same_form("e\xcc\x81", "\xc3\xa9", true);
     same_form("\xc3\xa9", "e\xcc\x81", false);
-    same_form("q\xcc\x87\xcc\xa3", "q\xcc\xa3\xcc\x87", true);           /* marks are ordered */
-    same_form("\xe1\xbb\xa9", "u\xcc\x9b\xcc\x81", false);               /* two marks: ứ */
+    same_form("q\xcc\x87\xcc\xa3", "q\xcc\xa3\xcc\x87", true); /* marks are ordered */
+    same_form("\xe1\xbb\xa9", "u\xcc\x9b\xcc\x81", false);     /* two marks: ứ */
     same_form("u\xcc\x81\xcc\x9b", "\xe1\xbb\xa9", true);
     same_form("\xea\xb0\x81", "\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", false); /* Hangul */
     same_form("\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81", true);
-    same_form("\xe2\x84\xab", "\xc3\x85", true);                         /* a singleton: the Angstrom sign */
-    same_form("\xe0\xa5\x98", "\xe0\xa4\x95\xe0\xa4\xbc", true);         /* excluded from composition */
-    same_form("\xef\xac\x80", "\xef\xac\x80", true);                     /* compatibility forms stay */
-    same_form("e\xff\xcc\x81\xff", "e\xff\xcc\x81\xff", true);           /* bytes that are not UTF-8 stay and separate */
-    same_form("\xcc\x81" "a", "\xcc\x81" "a", true);
+    same_form("\xe2\x84\xab", "\xc3\x85", true);                 /* a singleton: the Angstrom sign */
+    same_form("\xe0\xa5\x98", "\xe0\xa4\x95\xe0\xa4\xbc", true); /* excluded from composition */
+    same_form("\xef\xac\x80", "\xef\xac\x80", true);             /* compatibility forms stay */
+    same_form("e\xff\xcc\x81\xff", "e\xff\xcc\x81\xff", true);   /* bytes that are not UTF-8 stay and separate */
+    same_form("\xcc\x81"
+              "a",
+              "\xcc\x81"
+              "a",
+              true);
 }
 
 /* A megabyte of marks in falling order: sorting them one by one would take a day. */
@@ -225,8 +264,9 @@ static void hostile_marks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden),       cmocka_unit_test(bad_bytes), cmocka_unit_test(whole),        cmocka_unit_test(unknown_name),
-        cmocka_unit_test(linear),       cmocka_unit_test(normal_forms), cmocka_unit_test(hostile_marks),
+        cmocka_unit_test(golden),        cmocka_unit_test(bad_bytes), cmocka_unit_test(whole),
+        cmocka_unit_test(unknown_name),  cmocka_unit_test(linear),    cmocka_unit_test(normal_forms),
+        cmocka_unit_test(hostile_marks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -117,7 +117,8 @@ static void report(const char *family, const char *id, const id_list *got, const
 }
 
 /* What the ids decode to is the text, or what the reference decodes them to. */
-static void check_decoded(const tokenizer *t, const char *family, const json_t *want, const json_t *text, const id_list *ids) {
+static void check_decoded(const tokenizer *t, const char *family, const json_t *want, const json_t *text,
+                          const id_list *ids) {
     const json_t *decoded = json_object_get(want, "decoded");
     hd_buf out;
     hd_err err;
@@ -125,8 +126,8 @@ static void check_decoded(const tokenizer *t, const char *family, const json_t *
     buf_init(&out, SIZE_MAX);
     assert_int_equal(tokenizer_decode(t, ids->ids, ids->n, false, &out, &err), HD_OK);
     if (out.len != json_string_length(decoded) || memcmp(buf_cstr(&out), json_string_value(decoded), out.len))
-        fail_msg("%s %s decodes to '%s', not '%s'", family, json_string_value(json_object_get(want, "id")), buf_cstr(&out),
-                 json_string_value(decoded));
+        fail_msg("%s %s decodes to '%s', not '%s'", family, json_string_value(json_object_get(want, "id")),
+                 buf_cstr(&out), json_string_value(decoded));
     buf_deinit(&out);
 }
 
@@ -160,7 +161,8 @@ static int count_wrong(const char *family) {
         if (json_is_true(json_object_get(want, "ambiguous"))) {
             check_decoded(t, family, want, text, &ids);
         } else {
-            if (!same_ids(&ids, json_object_get(want, "ids"))) report(family, id, &ids, json_object_get(want, "ids")), bad++;
+            if (!same_ids(&ids, json_object_get(want, "ids")))
+                report(family, id, &ids, json_object_get(want, "ids")), bad++;
             check_decoded(t, family, want, text, &ids);
         }
         if (special && !is_misnumbered(family, id)) {
@@ -181,7 +183,7 @@ static int count_wrong(const char *family) {
     static void expected_##name(void **state) {                                                                        \
         (void)state;                                                                                                   \
         if (!data_dir) skip();                                                                                         \
-        assert_int_equal(count_wrong(family), 0);                                                                   \
+        assert_int_equal(count_wrong(family), 0);                                                                      \
     }
 EXPECTED(llama_spm, "llama-spm")
 EXPECTED(mistral_v3, "mistral-v3")
@@ -236,8 +238,9 @@ static void check_upstream(const char *family) {
 }
 
 static void upstream(void **state) {
-    static const char *const families[] = {"bert-bge", "deepseek-coder", "deepseek-llm", "gpt-2", "llama-spm", "llama3",
-                                           "mpt", "phi-3", "qwen3", "starcoder"};
+    static const char *const families[] = {"bert-bge",  "deepseek-coder", "deepseek-llm", "gpt-2",
+                                           "llama-spm", "llama3",         "mpt",          "phi-3",
+                                           "qwen3",     "starcoder"};
     (void)state;
     if (!data_dir) skip();
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) check_upstream(families[i]);
@@ -268,7 +271,8 @@ static void stories(void **state) {
         hd_buf out;
         detok d;
         ids.n = 0;
-        assert_int_equal(tokenizer_encode(t, json_string_value(text), json_string_length(text), TOK_BOS, &ids, &err), HD_OK);
+        assert_int_equal(tokenizer_encode(t, json_string_value(text), json_string_length(text), TOK_BOS, &ids, &err),
+                         HD_OK);
         assert_true(same_ids(&ids, json_object_get(c, "prompt_ids")));
         buf_init(&out, SIZE_MAX);
         /* The text of the run is the prompt continued, so only a run from nothing starts without its space. */
@@ -287,6 +291,35 @@ static void stories(void **state) {
     id_list_deinit(&ids);
     tokenizer_free(t);
     json_decref(all);
+}
+
+/* R063: BERT's normalisation, composed and decomposed; ids from golden/make_wordpiece.py. */
+static void word_pieces_R063(void **state) {
+    FILE *f = fopen(TEST_DIR "/golden/wordpiece.jsonl", "rb");
+    tokenizer *t;
+    json_t *v;
+    id_list ids;
+    hd_err err;
+    int n = 0, bad = 0;
+    (void)state;
+    assert_non_null(f);
+    if (!data_dir) {
+        fclose(f);
+        skip();
+    }
+    t = open_vocab("bert-bge");
+    id_list_init(&ids, 1 << 20);
+    for (; (v = next_line(f)); json_decref(v), n++) {
+        const json_t *text = json_object_get(v, "text"), *want = json_object_get(v, "ids");
+        ids.n = 0;
+        assert_int_equal(tokenizer_encode(t, json_string_value(text), json_string_length(text), 0, &ids, &err), HD_OK);
+        if (!same_ids(&ids, want)) report("bert-bge", json_string_value(text), &ids, want), bad++;
+    }
+    fclose(f);
+    assert_true(n > 40);
+    assert_int_equal(bad, 0);
+    id_list_deinit(&ids);
+    tokenizer_free(t);
 }
 
 /* Ids of mistral-common for whole conversations; each message there begins with SentencePiece's space. */
@@ -315,9 +348,12 @@ static void mistral_chat(void **state) {
             int32_t id = (int32_t)json_integer_value(json_array_get(want, k));
             gguf_str x = tokenizer_bytes(t, id, true);
             for (size_t b = 0; b < x.n; b++)
-                if (x.s[b] == ' ') buf_str(&pieces, "\xe2\x96\x81");
-                else if (x.s[b] == '\n') buf_str(&pieces, "<0x0A>"); /* the file shows the byte token's name */
-                else buf_byte(&pieces, x.s[b]);
+                if (x.s[b] == ' ')
+                    buf_str(&pieces, "\xe2\x96\x81");
+                else if (x.s[b] == '\n')
+                    buf_str(&pieces, "<0x0A>"); /* the file shows the byte token's name */
+                else
+                    buf_byte(&pieces, x.s[b]);
             if (begins && !tokenizer_is_control(t, id)) {
                 assert_true(x.n && x.s[0] == ' ');
                 x.s++, x.n--;
@@ -397,11 +433,20 @@ static void invalid_bytes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stories),         cmocka_unit_test(upstream),           cmocka_unit_test(expected_llama_spm),
-        cmocka_unit_test(expected_gpt_2),  cmocka_unit_test(expected_mpt),       cmocka_unit_test(expected_starcoder),
-        cmocka_unit_test(expected_llama3), cmocka_unit_test(expected_qwen3),     cmocka_unit_test(expected_gpt_oss),
-        cmocka_unit_test(expected_gemma3), cmocka_unit_test(expected_mistral_v3), cmocka_unit_test(mistral_chat),
+        cmocka_unit_test(stories),
+        cmocka_unit_test(upstream),
+        cmocka_unit_test(expected_llama_spm),
+        cmocka_unit_test(expected_gpt_2),
+        cmocka_unit_test(expected_mpt),
+        cmocka_unit_test(expected_starcoder),
+        cmocka_unit_test(expected_llama3),
+        cmocka_unit_test(expected_qwen3),
+        cmocka_unit_test(expected_gpt_oss),
+        cmocka_unit_test(expected_gemma3),
+        cmocka_unit_test(expected_mistral_v3),
+        cmocka_unit_test(mistral_chat),
         cmocka_unit_test(invalid_bytes),
+        cmocka_unit_test(word_pieces_R063),
     };
     data_dir = getenv("HEDDLE_TEST_DATA");
     if (!data_dir) print_message("HEDDLE_TEST_DATA is not set: no vocabularies to test with\n");

@@ -52,7 +52,8 @@ static hd_status answer(const tokenizer *t, const char *list, bool special, bool
             buf_add(&out, buf_cstr(&text), text.len);
         }
         buf_byte(&out, '\n');
-        if (out.failed) st = hd_fail(err, out.failed, "no memory for the text of %zu tokens", ids.n);
+        if (out.failed)
+            st = hd_fail(err, out.failed, "no memory for the text of %zu tokens", ids.n);
         else if (fwrite(out.data, 1, out.len, stdout) != out.len || fflush(stdout))
             st = hd_fail(err, HD_IO, "stdout cannot be written");
     }
@@ -69,11 +70,16 @@ int cmd_detokenize(int argc, char **argv) {
     hd_err err;
     hd_status st;
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--ids") && !list && i + 1 < argc) list = argv[++i];
-        else if (!strcmp(argv[i], "--special")) special = true;
-        else if (!strcmp(argv[i], "--json")) json = true;
-        else if (!model && argv[i][0] != '-') model = argv[i];
-        else return usage();
+        if (!strcmp(argv[i], "--ids") && !list && i + 1 < argc)
+            list = argv[++i];
+        else if (!strcmp(argv[i], "--special"))
+            special = true;
+        else if (!strcmp(argv[i], "--json"))
+            json = true;
+        else if (!model && argv[i][0] != '-')
+            model = argv[i];
+        else
+            return usage();
     }
     if (!model || !list) return usage();
     if (input_tokenizer(&t, model, &err)) return fail_with(&err);

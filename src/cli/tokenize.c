@@ -55,13 +55,17 @@ static void put_ids(hd_buf *b, const id_list *ids, const char *open, const char 
 }
 
 static int digit(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 static hd_status unhex(const char *s, size_t n, hd_buf *out, hd_err *err) {
     for (size_t i = 0; i < n; i += 2) {
         int hi = digit(s[i]), lo = i + 1 < n ? digit(s[i + 1]) : -1;
-        if (hi < 0 || lo < 0) return hd_fail_field(err, HD_INVALID, "hex", "\"hex\" is not pairs of hexadecimal digits");
+        if (hi < 0 || lo < 0)
+            return hd_fail_field(err, HD_INVALID, "hex", "\"hex\" is not pairs of hexadecimal digits");
         buf_byte(out, (char)(hi * 16 + lo));
     }
     return out->failed ? hd_fail(err, out->failed, "the line is too long") : HD_OK;
@@ -139,12 +143,16 @@ static hd_status answer_text(const options *o, const tokenizer *t, hd_err *err) 
     buf_init(&out, SIZE_MAX);
     id_list_init(&ids, INT32_MAX);
     if (o->file) st = input_file(o->file, &text, err);
-    if (!st) st = tokenizer_encode(t, o->file ? buf_cstr(&text) : o->text, o->file ? text.len : strlen(o->text), o->flags, &ids, err);
+    if (!st)
+        st = tokenizer_encode(t, o->file ? buf_cstr(&text) : o->text, o->file ? text.len : strlen(o->text), o->flags,
+                              &ids, err);
     if (!st) {
         /* Without --json: what detokenize --ids takes. */
         put_ids(&out, &ids, o->json ? "{\"ids\":[" : "", ",", o->json ? "]}\n" : "\n");
-        if (out.failed) st = hd_fail(err, out.failed, "no memory for %zu ids", ids.n);
-        else if (fwrite(out.data, 1, out.len, stdout) != out.len) st = hd_fail(err, HD_IO, "stdout cannot be written");
+        if (out.failed)
+            st = hd_fail(err, out.failed, "no memory for %zu ids", ids.n);
+        else if (fwrite(out.data, 1, out.len, stdout) != out.len)
+            st = hd_fail(err, HD_IO, "stdout cannot be written");
     }
     id_list_deinit(&ids);
     buf_deinit(&text);

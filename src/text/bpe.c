@@ -14,14 +14,15 @@ enum { SHORT_PIECE = 24 }; /* below this, moving a few words beats a heap */
 static hd_status give(encoder *e, uint32_t sym) {
     const tokenizer *t = e->t;
     gguf_str name;
-    if (sym < t->n) return id_list_add(e->out, (int32_t)sym, e->err);
-    /* A symbol of the rules that is no token: its letters one by one, and the unknown token for those without any. */
+    if (sym < t->n && !tokenizer_is_control(t, (int32_t)sym)) return id_list_add(e->out, (int32_t)sym, e->err);
+    /* A symbol of the rules that is no token: its letters one by one, and the unknown token for those without any.
+     * (A letter whose token is marked as control, in a file that makes no sense, has none.) */
     name = vocab_name(t, sym);
     for (size_t i = 0; i < name.n;) {
         size_t len = (uint8_t)name.s[i] >= 0x80 && i + 1 < name.n ? 2 : 1; /* letters are below U+0800 */
         int32_t id = vocab_find(t, name.s + i, len);
         hd_status st;
-        if (id < 0 || (size_t)id >= t->n) id = t->unk;
+        if (id < 0 || (size_t)id >= t->n || tokenizer_is_control(t, id)) id = t->unk;
         if (id < 0)
             return hd_fail(e->err, HD_INVALID, "the vocabulary has no token for the letter '%.*s' of a byte", (int)len,
                            name.s + i);
@@ -70,7 +71,8 @@ static void rate(encoder *e, uint32_t i, size_t n, size_t *n_heap) {
     if (m) heap_push(e->heap, n_heap, (uint64_t)m->rank << 32 | i);
 }
 
-/* The heap holds at most the n - 1 first pairs and two more for each of the n - 1 merges, of which each takes one out. */
+/* The heap holds at most the n - 1 first pairs and two more for each of the n - 1 merges, of which each takes one out.
+ */
 static size_t merge_long(encoder *e, size_t n) {
     size_t n_heap = 0, k = 0;
     for (uint32_t i = 0; i < n; i++) {

@@ -85,8 +85,10 @@ static void stage_digit(const uni *u, size_t a, size_t b, uint8_t *cut) {
 static void stage_digits3(const uni *u, size_t a, size_t b, uint8_t *cut) {
     for (size_t i = a; i < b;) {
         size_t e = digits(u, i, b, 3);
-        if (e > i) cut[i] = cut[e] = 1, i = e;
-        else i++;
+        if (e > i)
+            cut[i] = cut[e] = 1, i = e;
+        else
+            i++;
     }
 }
 
@@ -94,8 +96,10 @@ static void stage_digits3(const uni *u, size_t a, size_t b, uint8_t *cut) {
 static void stage_numbers(const uni *u, size_t a, size_t b, uint8_t *cut) {
     for (size_t i = a; i < b;) {
         size_t e = run(u, i, b, UNI_N);
-        if (e > i) cut[i] = cut[e] = 1, i = e;
-        else i++;
+        if (e > i)
+            cut[i] = cut[e] = 1, i = e;
+        else
+            i++;
     }
 }
 
@@ -104,11 +108,11 @@ static void stage_numbers(const uni *u, size_t a, size_t b, uint8_t *cut) {
 /* What differs between the patterns that descend from cl100k. */
 typedef struct {
     size_t max_digits;
-    uni mark;       /* UNI_M: marks belong to words and not to symbols */
-    bool leading;   /* contractions are a first alternative */
-    bool cased;     /* words are cut where a capital follows small letters */
-    bool trailing;  /* a contraction may end a cased word */
-    bool slash;     /* symbols take slashes with the line ends after them */
+    uni mark;      /* UNI_M: marks belong to words and not to symbols */
+    bool leading;  /* contractions are a first alternative */
+    bool cased;    /* words are cut where a capital follows small letters */
+    bool trailing; /* a contraction may end a cased word */
+    bool slash;    /* symbols take slashes with the line ends after them */
 } modern;
 
 /* [U]*[D]+ or [U]+[D]* from i, U = Lu Lt Lm Lo M, D = Ll Lm Lo M: the two alternatives of gpt-4o without what stands
@@ -130,10 +134,14 @@ static size_t match_cased(const uni *u, size_t i, size_t b, bool trailing) {
     size_t bare = cased_word(u, i, b, &first_bare);
     size_t e = i;
     /* In order: first alternative with a lead, first without, second with a lead, second without. */
-    if (lead && with > i + 1 && first) e = with;
-    else if (bare > i && first_bare) e = bare;
-    else if (lead && with > i + 1) e = with;
-    else if (bare > i) e = bare;
+    if (lead && with > i + 1 && first)
+        e = with;
+    else if (bare > i && first_bare)
+        e = bare;
+    else if (lead && with > i + 1)
+        e = with;
+    else if (bare > i)
+        e = bare;
     return e > i && trailing ? contraction(u, e, b, true) : e;
 }
 
@@ -234,8 +242,10 @@ static bool is_deepseek_letter(uni u) {
     if (u & UNI_BAD) return false;
     while (lo < hi) {
         size_t mid = (lo + hi) / 2;
-        if (c > deepseek_letters[mid][1]) lo = mid + 1;
-        else hi = mid;
+        if (c > deepseek_letters[mid][1])
+            lo = mid + 1;
+        else
+            hi = mid;
     }
     return lo < sizeof deepseek_letters / sizeof *deepseek_letters && c >= deepseek_letters[lo][0];
 }
@@ -260,9 +270,7 @@ static void stage_deepseek_signs(const uni *u, size_t a, size_t b, uint8_t *cut)
 static void stage_spaced_letters(const uni *u, size_t a, size_t b, uint8_t *cut) {
     stage_spaced(u, a, b, cut, is_letter);
 }
-static void stage_spaced_punct(const uni *u, size_t a, size_t b, uint8_t *cut) {
-    stage_spaced(u, a, b, cut, is_punct);
-}
+static void stage_spaced_punct(const uni *u, size_t a, size_t b, uint8_t *cut) { stage_spaced(u, a, b, cut, is_punct); }
 
 /* \s+$ */
 static void stage_last_white(const uni *u, size_t a, size_t b, uint8_t *cut) {
@@ -275,8 +283,10 @@ static void stage_runs(const uni *u, size_t a, size_t b, uint8_t *cut, is_fn *is
     for (size_t i = a; i < b;) {
         size_t e = i;
         while (e < b && is(u[e])) e++;
-        if (e > i) cut[i] = cut[e] = 1, i = e;
-        else i++;
+        if (e > i)
+            cut[i] = cut[e] = 1, i = e;
+        else
+            i++;
     }
 }
 
@@ -316,8 +326,10 @@ static size_t match_deepseek3(const uni *u, size_t i, size_t b) {
 static void stage_deepseek3(const uni *u, size_t a, size_t b, uint8_t *cut) {
     for (size_t i = a; i < b;) {
         size_t e = match_deepseek3(u, i, b);
-        if (e > i) cut[i] = cut[e] = 1, i = e;
-        else i++;
+        if (e > i)
+            cut[i] = cut[e] = 1, i = e;
+        else
+            i++;
     }
 }
 
@@ -334,8 +346,10 @@ static void stage_triples(const uni *u, size_t a, size_t b, uint8_t *cut) {
     for (size_t i = a; i < b;) {
         size_t k = 0;
         while (k < 3 && i + k < b && uni_cp(u[i + k]) - '0' < 10) k++;
-        if (k == 3) cut[i] = cut[i + 3] = 1, i += 3;
-        else i += k + 1; /* none can start before the one that broke it */
+        if (k == 3)
+            cut[i] = cut[i + 3] = 1, i += 3;
+        else
+            i += k + 1; /* none can start before the one that broke it */
     }
 }
 
@@ -345,9 +359,7 @@ static bool byte_digit(uint8_t c) {
     return is_digit(c) || c == 0xb2 || c == 0xb3 || c == 0xb9 || c == 0xbc || c == 0xbd || c == 0xbe;
 }
 
-static bool triple(const uint8_t *s) {
-    return is_digit(s[0]) && is_digit(s[1]) && is_digit(s[2]);
-}
+static bool triple(const uint8_t *s) { return is_digit(s[0]) && is_digit(s[1]) && is_digit(s[2]); }
 
 size_t pretok_byte_digits(const uint8_t *s, size_t n) {
     bool d = byte_digit(s[0]);
@@ -360,11 +372,16 @@ size_t pretok_byte_digits(const uint8_t *s, size_t n) {
 
 /* --------------------------------------------------------------------------------------------------- table of names */
 
-#define GPT2 {stage_gpt2}
-#define DIGIT {stage_digit, stage_gpt2}
-#define LLAMA3 {stage_llama3}
-#define QWEN2 {stage_qwen2}
-#define DS3 {stage_digits3, stage_han_kana, stage_deepseek3}
+#define GPT2                                                                                                           \
+    { stage_gpt2 }
+#define DIGIT                                                                                                          \
+    { stage_digit, stage_gpt2 }
+#define LLAMA3                                                                                                         \
+    { stage_llama3 }
+#define QWEN2                                                                                                          \
+    { stage_qwen2 }
+#define DS3                                                                                                            \
+    { stage_digits3, stage_han_kana, stage_deepseek3 }
 
 static const pretok table[] = {
     {"default", PRETOK_GUESSED, {stage_old_punct, stage_gpt2, stage_numbers, stage_triples}},
@@ -418,7 +435,8 @@ static const pretok table[] = {
     {"gpt-4o", 0, {stage_gpt4o}},
     {"llama4", PRETOK_BOS, {stage_gpt4o}},
     {"tekken", PRETOK_BOS | PRETOK_WHOLE, {stage_tekken}},
-    {"deepseek-llm", 0,
+    {"deepseek-llm",
+     0,
      {stage_line_ends, stage_deepseek_letters, stage_deepseek_signs, stage_last_white, stage_asian, stage_numbers}},
     {"deepseek-coder", 0, {stage_line_ends, stage_spaced_letters, stage_spaced_punct, stage_asian, stage_digit}},
     {"deepseek-v3", 0, DS3},

@@ -9,11 +9,11 @@
 
 /* What else follows from the name. */
 enum {
-    PRETOK_BOS = 1,           /* BOS is added unless the file says otherwise */
-    PRETOK_WHOLE = 2,         /* a piece that is a token is taken without merging (ignore_merges) */
-    PRETOK_NFC = 4,           /* the original tokenizer normalises to NFC first */
-    PRETOK_BYTE_DIGITS = 8,   /* falcon: pieces are cut once more with pretok_byte_digits */
-    PRETOK_GUESSED = 16       /* "default": what old files without a name mean; worth a warning */
+    PRETOK_BOS = 1,         /* BOS is added unless the file says otherwise */
+    PRETOK_WHOLE = 2,       /* a piece that is a token is taken without merging (ignore_merges) */
+    PRETOK_NFC = 4,         /* the original tokenizer normalises to NFC first */
+    PRETOK_BYTE_DIGITS = 8, /* falcon: pieces are cut once more with pretok_byte_digits */
+    PRETOK_GUESSED = 16     /* "default": what old files without a name mean; worth a warning */
 };
 
 typedef void pretok_stage(const uni *u, size_t a, size_t b, uint8_t *cut);

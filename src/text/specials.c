@@ -79,8 +79,10 @@ hd_status specials_build(tokenizer *t, hd_err *err) {
             return hd_fail_field(err, HD_UNSUPPORTED, "tokenizer.ggml.tokens",
                                  "special token %zu is longer than %d bytes", i, MAX_SPECIAL);
         if (!(node = enter(s, x.s, x.n))) goto oom;
-        if (user) s->nodes[node].user = (int32_t)i;
-        else s->nodes[node].control = (int32_t)i;
+        if (user)
+            s->nodes[node].user = (int32_t)i;
+        else
+            s->nodes[node].control = (int32_t)i;
     }
     return HD_OK;
 oom:

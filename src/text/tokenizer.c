@@ -152,7 +152,8 @@ static hd_status finish(encoder *e, unsigned flags, size_t at) {
         out->n--;
         memmove(out->ids + at, out->ids + at + 1, (out->n - at) * sizeof *out->ids);
     }
-    if (last < 0 || (out->n > at && out->ids[out->n - 1] == last && !(out->n - at == 1 && last == t->bos))) return HD_OK;
+    if (last < 0 || (out->n > at && out->ids[out->n - 1] == last && !(out->n - at == 1 && last == t->bos)))
+        return HD_OK;
     return id_list_add(out, last, e->err);
 }
 
@@ -183,7 +184,8 @@ hd_status tokenizer_encode_pieces(const tokenizer *t, const text_piece *pieces, 
     for (size_t i = 0; i < n_pieces; i++)
         if (!hd_add(total, pieces[i].n, &total) || total > INT32_MAX)
             return hd_fail(err, HD_NEVER_FITS, "a prompt of more than %d bytes is too long to tokenise", INT32_MAX);
-    if (!(joined = hd_alloc((size_t)total + 1))) return hd_fail(err, HD_NOMEM, "no memory to join %zu pieces", n_pieces);
+    if (!(joined = hd_alloc((size_t)total + 1)))
+        return hd_fail(err, HD_NOMEM, "no memory to join %zu pieces", n_pieces);
     for (size_t i = 0; i < n_pieces; at += pieces[i++].n)
         if (pieces[i].n) memcpy(joined + at, pieces[i].text, pieces[i].n);
     joined[at] = 0;

@@ -27,10 +27,13 @@ void tokenizer_free(tokenizer *t);
 
 enum {
     TOK_SPECIAL = 1, /* control tokens written in the text are recognised (user-defined ones always are) */
-    TOK_BOS = 2,     /* put BOS first / EOS last where the file says so (add_bos_token, add_eos_token, CLS and SEP) */
+    TOK_BOS = 2,     /* put BOS first / EOS last where the file says so (add_bos_token, add_eos_token, CLS and SEP);
+                        one that the text wrote itself, as a recognised token, is not doubled */
     TOK_CONTINUES = 4 /* this text continues an earlier segment: no dummy-prefix space (SentencePiece) */
 };
-/* Append the ids of text to out.  Linear in n (times a logarithm). */
+/* Append the ids of text to out.  Linear in n (times a logarithm); works in up to some 40 bytes for each byte of text.
+ * On an error out is as it was.  HD_FULL: past out->max.  HD_NEVER_FITS: longer than 2 GiB.  HD_INVALID: the vocabulary
+ * has no token for a part of the text and no unknown token either. */
 hd_status tokenizer_encode(const tokenizer *t, const char *text, size_t n, unsigned flags, id_list *out, hd_err *err);
 
 /* A prompt in pieces: what the template wrote (control tokens recognised) and what users wrote (never).  Pieces are

@@ -18,7 +18,12 @@ typedef enum { TOK_BPE, TOK_SPM, TOK_WPM, TOK_LONGEST } tok_algorithm;
 
 /* Types as in the file (low bits), and what heddle adds. */
 enum {
-    TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE_BYTE,
+    TYPE_NORMAL = 1,
+    TYPE_UNKNOWN,
+    TYPE_CONTROL,
+    TYPE_USER,
+    TYPE_UNUSED,
+    TYPE_BYTE,
     TYPE_MASK = 7,
     TYPE_EOG = 8,    /* ends a generation */
     TYPE_RSTRIP = 16 /* eats the white space after it (phi-3) */
@@ -54,30 +59,30 @@ struct tokenizer {
     tok_algorithm algorithm;
     char kind[64];
     size_t n, n_syms, cap_syms;
-    char *names;          /* as in the file, one after the other */
+    char *names; /* as in the file, one after the other */
     size_t names_len, names_cap;
-    uint32_t *name_at;    /* [n_syms + 1] */
-    char *texts;          /* what tokens print */
-    uint32_t *text_at;    /* [n + 1] */
-    uint8_t *type;        /* [n] */
-    name_slot *slots;     /* by name; n_slots a power of two, at most half full */
+    uint32_t *name_at; /* [n_syms + 1] */
+    char *texts;       /* what tokens print */
+    uint32_t *text_at; /* [n + 1] */
+    uint8_t *type;     /* [n] */
+    name_slot *slots;  /* by name; n_slots a power of two, at most half full */
     size_t n_slots, n_named;
-    uint32_t max_name;    /* longest name of a token that text may become, in bytes */
+    uint32_t max_name; /* longest name of a token that text may become, in bytes */
     specials specials;
     int32_t bos, eos, unk, sep;
     bool add_bos, add_eos, add_sep;
     int32_t byte_id[256]; /* bpe: symbol of the byte;  others: its byte token or -1 */
     bool has_bytes;       /* spm: every byte has a token */
 
-    const pretok *pre;    /* bpe */
-    merge_slot *merges;   /* bpe; n_merge_slots a power of two */
+    const pretok *pre;  /* bpe */
+    merge_slot *merges; /* bpe; n_merge_slots a power of two */
     size_t n_merge_slots;
 
-    float *scores;        /* spm, [n] */
-    bool space_prefix;    /* spm */
-    uint8_t *joins;       /* spm: bit (a << 8 | b): some token has byte b after byte a at a character's border */
+    float *scores;     /* spm, [n] */
+    bool space_prefix; /* spm */
+    uint8_t *joins;    /* spm: bit (a << 8 | b): some token has byte b after byte a at a character's border */
 
-    bool lower;           /* wpm: lower-case and strip accents */
+    bool lower; /* wpm: lower-case and strip accents */
 };
 
 /* The symbol of this name, or -1. */

@@ -125,7 +125,8 @@ static bool flush(group *g, bool compose, hd_buf *out) {
         i = j + 1;
     }
     if (compose && g->n) {
-        utf8proc_ssize_t k = utf8proc_normalize_utf32(g->cp, (utf8proc_ssize_t)g->n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+        utf8proc_ssize_t k =
+            utf8proc_normalize_utf32(g->cp, (utf8proc_ssize_t)g->n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
         HD_ASSERT(k >= 0);
         g->n = k > 0 ? (size_t)k : 0;
     }

@@ -15,17 +15,17 @@
 
 typedef uint32_t uni;
 
-#define UNI_LU (1u << 21)    /* Lu, Lt */
-#define UNI_LL (1u << 22)    /* Ll */
-#define UNI_LO (1u << 23)    /* Lm, Lo */
-#define UNI_M (1u << 24)     /* Mn, Mc, Me */
-#define UNI_N (1u << 25)     /* Nd, Nl, No */
-#define UNI_P (1u << 26)     /* punctuation */
-#define UNI_S (1u << 27)     /* symbols */
+#define UNI_LU    (1u << 21) /* Lu, Lt */
+#define UNI_LL    (1u << 22) /* Ll */
+#define UNI_LO    (1u << 23) /* Lm, Lo */
+#define UNI_M     (1u << 24) /* Mn, Mc, Me */
+#define UNI_N     (1u << 25) /* Nd, Nl, No */
+#define UNI_P     (1u << 26) /* punctuation */
+#define UNI_S     (1u << 27) /* symbols */
 #define UNI_SPACE (1u << 28) /* White_Space */
-#define UNI_BAD (1u << 29)   /* a byte that is not UTF-8; its value is the code point */
-#define UNI_L (UNI_LU | UNI_LL | UNI_LO)
-#define UNI_CP 0x1fffffu
+#define UNI_BAD   (1u << 29) /* a byte that is not UTF-8; its value is the code point */
+#define UNI_L     (UNI_LU | UNI_LL | UNI_LO)
+#define UNI_CP    0x1fffffu
 
 static inline uint32_t uni_cp(uni u) { return u & UNI_CP; }
 

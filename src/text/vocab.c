@@ -368,7 +368,8 @@ static hd_status get_id(const tokenizer *t, const gguf *g, const char *key, int3
     int64_t raw;
     if (!gguf_has(g, key)) return HD_OK;
     /* Writers put -1, also as unsigned, for "none". */
-    if (gguf_arr_i64(g, key, &raw, 1, NULL) == HD_OK && (raw == -1 || raw == (int64_t)UINT32_MAX)) return *id = -1, HD_OK;
+    if (gguf_arr_i64(g, key, &raw, 1, NULL) == HD_OK && (raw == -1 || raw == (int64_t)UINT32_MAX))
+        return *id = -1, HD_OK;
     if ((st = gguf_get_uint(g, key, 0, t->n - 1, &v, err))) return st;
     *id = (int32_t)v;
     return HD_OK;
@@ -393,14 +394,29 @@ static void make_control(tokenizer *t, int32_t id) {
 }
 
 static const char *const eog_names[] = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
-    "<|end_of_text|>", "<|end\xe2\x96\x81of\xe2\x96\x81sentence|>",
-    ("<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"), "<|EOT|>", "<EOT>", "_<EOT>", "<eos>", "</s>",
-    "<turn|>", "<|tool_response>",
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end\xe2\x96\x81of\xe2\x96\x81sentence|>",
+    ("<\xef\xbd\x9c"
+     "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"),
+    "<|EOT|>",
+    "<EOT>",
+    "_<EOT>",
+    "<eos>",
+    "</s>",
+    "<turn|>",
+    "<|tool_response>",
 };
 /* Ends of code infilling: a model that writes one has nothing more to say. */
-static const char *const fim_names[] = {"<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>", "<|fim_repo|>",
-                                        "<|repo_name|>", "<fim-repo>", "<REPO>", "<|file_sep|>"};
+static const char *const fim_names[] = {"<|fim_pad|>",   "<fim_pad>",  "<fim-pad>", "<PAD>",       "<|fim_repo|>",
+                                        "<|repo_name|>", "<fim-repo>", "<REPO>",    "<|file_sep|>"};
 static const char *const eog_keys[] = {KEY("eot_token_id"), KEY("eom_token_id"), KEY("fim_pad_token_id"),
                                        KEY("fim_rep_token_id"), KEY("fim_sep_token_id")};
 
@@ -456,7 +472,8 @@ static hd_status load_special_ids(tokenizer *t, const gguf *g, hd_err *err) {
     } else {
         t->add_bos = t->pre->flags & PRETOK_BOS;
     }
-    if ((st = get_id(t, g, KEY("bos_token_id"), &t->bos, err)) || (st = get_id(t, g, KEY("eos_token_id"), &t->eos, err)) ||
+    if ((st = get_id(t, g, KEY("bos_token_id"), &t->bos, err)) ||
+        (st = get_id(t, g, KEY("eos_token_id"), &t->eos, err)) ||
         (st = get_id(t, g, KEY("unknown_token_id"), &t->unk, err)) ||
         (st = get_id(t, g, KEY("seperator_token_id"), &t->sep, err)) || /* spelled like this in the format */
         (st = get_flag(g, KEY("add_bos_token"), &t->add_bos, err)) ||
@@ -478,7 +495,8 @@ static void load_phi3(tokenizer *t, const gguf *g) {
     for (size_t i = 0; i < t->n; i++) {
         gguf_str x = vocab_name(t, (uint32_t)i);
         unsigned type = vocab_type(t, (int32_t)i);
-        bool eats = (type == TYPE_CONTROL && x.n > 4 && !memcmp(x.s, "<|", 2) && (int32_t)i != find_token(t, "<|endoftext|>")) ||
+        bool eats = (type == TYPE_CONTROL && x.n > 4 && !memcmp(x.s, "<|", 2) &&
+                     (int32_t)i != find_token(t, "<|endoftext|>")) ||
                     (int32_t)i == find_token(t, "</s>");
         if (eats) t->type[i] |= TYPE_RSTRIP;
     }
@@ -503,7 +521,8 @@ static hd_status load_algorithm(tokenizer *t, const gguf *g, hd_err *err) {
             return hd_fail_field(err, HD_UNSUPPORTED, KEY("pre"), "the pre-tokenizer '%.*s' is not known to heddle",
                                  (int)(pre.n < 60 ? pre.n : 60), pre.s);
         if (t->pre->flags & PRETOK_GUESSED)
-            hd_log(HD_LOG_WARN, "the file names no pre-tokenizer; text may be cut otherwise than the model was trained on");
+            hd_log(HD_LOG_WARN,
+                   "the file names no pre-tokenizer; text may be cut otherwise than the model was trained on");
         snprintf(t->kind, sizeof t->kind, "bpe/%s", t->pre->name);
     } else {
         return hd_fail_field(err, HD_UNSUPPORTED, KEY("model"), "the tokenizer model '%.*s' is not known to heddle",
@@ -519,7 +538,8 @@ static hd_status load_tokens(tokenizer *t, const gguf *g, hd_err *err) {
     size_t n;
     hd_status st;
     if ((st = gguf_arr_n(g, KEY("tokens"), NULL, &n, err))) return st;
-    if (!n || n > INT32_MAX / 4) return hd_fail_field(err, HD_INVALID, KEY("tokens"), "%zu tokens are not a vocabulary", n);
+    if (!n || n > INT32_MAX / 4)
+        return hd_fail_field(err, HD_INVALID, KEY("tokens"), "%zu tokens are not a vocabulary", n);
     names = hd_reallocarray(NULL, n, sizeof *names);
     types = hd_reallocarray(NULL, n, sizeof *types);
     t->type = hd_calloc(n, 1);
@@ -532,16 +552,17 @@ static hd_status load_tokens(tokenizer *t, const gguf *g, hd_err *err) {
     for (size_t i = 0; i < n; i++) {
         int64_t y = gguf_has(g, KEY("token_type")) ? types[i] : TYPE_NORMAL;
         if (y < 0 || y > TYPE_BYTE) {
-            st = hd_fail_field(err, HD_INVALID, KEY("token_type"), "token %zu has the unknown type %lld", i, (long long)y);
+            st = hd_fail_field(err, HD_INVALID, KEY("token_type"), "token %zu has the unknown type %lld", i,
+                               (long long)y);
             goto out;
         }
         t->type[i] = (uint8_t)(y ? y : TYPE_NORMAL);
         total += names[i].n;
     }
     if ((st = slots_size(t, n, err))) goto out;
-    if (total > UINT32_MAX || !hd_grow(&t->names, &t->names_cap, (size_t)total, 1, UINT32_MAX) ||
+    if (total >= UINT32_MAX || !hd_grow(&t->names, &t->names_cap, (size_t)total + 1, 1, UINT32_MAX) ||
         !hd_grow(&t->name_at, &t->cap_syms, n + 1, sizeof *t->name_at, (size_t)INT32_MAX + 1)) {
-        st = hd_fail(err, total > UINT32_MAX ? HD_INVALID : HD_NOMEM, "tokenizer: no room for %zu tokens", n);
+        st = hd_fail(err, total >= UINT32_MAX ? HD_INVALID : HD_NOMEM, "tokenizer: no room for %zu tokens", n);
         goto out;
     }
     t->n = n;

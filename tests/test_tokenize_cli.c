@@ -1,0 +1,163 @@
+/* test_tokenize_cli.c - `heddle tokenize` and `heddle detokenize`, run as programs on a vocabulary-only file. */
+#include "util/vocab_spec.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char model[] = "/tmp/heddle-tok-XXXXXX", input[] = "/tmp/heddle-in-XXXXXX";
+static char out[1 << 16];
+
+static void write_file(const char *path, const void *p, size_t n) {
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(p, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Exit status of `heddle ARGS`, with $M the model and $I the input file; what it printed is in `out`. */
+static int run(const char *args) {
+    char cmd[1000];
+    FILE *p;
+    int rc;
+    size_t n;
+    snprintf(cmd, sizeof cmd, "M=%s; I=%s; %s %s 2>&1", model, input, HEDDLE_BIN, args);
+    p = popen(cmd, "r");
+    assert_non_null(p);
+    n = fread(out, 1, sizeof out - 1, p);
+    out[n] = 0;
+    rc = pclose(p);
+    assert_true(WIFEXITED(rc));
+    return WEXITSTATUS(rc);
+}
+
+static void expect(const char *args, const char *want) {
+    int rc = run(args);
+    if (rc) fail_msg("'%s' exits %d: %s", args, rc, out);
+    assert_string_equal(out, want);
+}
+
+static void texts(void **state) {
+    (void)state;
+    expect("tokenize $M --text 'abc a'", "4,6\n");
+    expect("tokenize $M --text 'abc a' --json", "{\"ids\":[4,6]}\n");
+    expect("tokenize $M --text '' --json", "{\"ids\":[]}\n");
+    expect("tokenize $M --text ''", "\n");
+    expect("tokenize $M --text '<|end|>' --special", "0\n");
+    expect("tokenize $M --text '<|end|>'", "70,134,111,120,110,134,72\n");
+    expect("tokenize $M --text a --bos", "1,107\n");
+    expect("tokenize $M --text '<|user|>a' --bos --special", "1,107\n");
+    write_file(input, "a\0b\xff\n", 5);
+    expect("tokenize $M --file $I --json", "{\"ids\":[107,10,108,265,20]}\n");
+    expect("tokenize $M --file - --json < $I", "{\"ids\":[107,10,108,265,20]}\n");
+}
+
+static void lines(void **state) {
+    static const char in[] = "{\"text\":\"abc\"}\n"
+                             "{\"hex\":\"61ff\"}\n"
+                             "nonsense\n"
+                             "\n"
+                             "{\"hex\":\"6\"}\n"
+                             "{\"text\":1}\n"
+                             "{\"text\":\"a\",\"hex\":\"61\"}\n"
+                             "{\"text\":\"\\u0000\\u2028\"}\n"
+                             "[1]\n"
+                             "{\"text\":\"\xff\"}\n"
+                             "{\"text\":\"ab\"}";
+    char *at = out;
+    (void)state;
+    write_file(input, in, sizeof in - 1);
+    assert_int_equal(run("tokenize $M --jsonl $I"), 0);
+    for (int i = 1; i <= 11; i++) {
+        char want[60], *end = strchr(at, '\n');
+        assert_non_null(end);
+        *end = 0;
+        if (i == 1)
+            assert_string_equal(at, "{\"ids\":[4]}");
+        else if (i == 2)
+            assert_string_equal(at, "{\"ids\":[107,265]}");
+        else if (i == 8)
+            assert_string_equal(at, "{\"ids\":[10,236,138,178]}");
+        else if (i == 11)
+            assert_string_equal(at, "{\"ids\":[3]}");
+        else {
+            snprintf(want, sizeof want, "\"},\"line\":%d}", i);
+            assert_true(!strncmp(at, "{\"error\":{\"message\":\"", 21) && strstr(at, want));
+        }
+        at = end + 1;
+    }
+    assert_string_equal(at, "");
+    assert_int_equal(run("tokenize $M --jsonl - < $I"), 0);
+    write_file(input, "", 0);
+    expect("tokenize $M --jsonl $I", "");
+}
+
+static void back(void **state) {
+    (void)state;
+    expect("detokenize $M --ids 4,6", "abc a\n");
+    expect("detokenize $M --ids ' 4, 6 '", "abc a\n");
+    expect("detokenize $M --ids 0,4,2", "abc<tool>\n");
+    expect("detokenize $M --ids 0,4 --special", "<|end|>abc\n");
+    expect("detokenize $M --ids 265,20 --json", "{\"text\":\"\xef\xbf\xbd\\n\"}\n");
+    expect("detokenize $M --ids ''", "\n");
+    assert_int_equal(run("detokenize $M --ids 4,266"), 1);
+    assert_non_null(strstr(out, "266"));
+    assert_int_equal(run("detokenize $M --ids 4,x"), 1);
+    assert_int_equal(run("detokenize $M --ids 4,"), 1);
+    assert_int_equal(run("detokenize $M --ids 99999999999999999999"), 1);
+}
+
+static void wrong_usage(void **state) {
+    static const char *const usage[] = {"tokenize",
+                                        "tokenize $M",
+                                        "tokenize --text a",
+                                        "tokenize $M --text a --file $I",
+                                        "tokenize $M --text",
+                                        "tokenize $M --text a --nonsense",
+                                        "tokenize $M $M --text a",
+                                        "detokenize",
+                                        "detokenize $M",
+                                        "detokenize --ids 1",
+                                        "detokenize $M --ids",
+                                        "detokenize $M --ids 1 --text"};
+    (void)state;
+    for (size_t i = 0; i < sizeof usage / sizeof *usage; i++)
+        if (run(usage[i]) != 64) fail_msg("'%s' is not refused as wrong usage: %s", usage[i], out);
+    assert_int_equal(run("tokenize /nonexistent --text a"), 1);
+    assert_int_equal(run("tokenize $M --file /nonexistent"), 1);
+    assert_int_equal(run("tokenize $M --jsonl /nonexistent"), 1);
+    assert_int_equal(run("tokenize $I --text a"), 1); /* no GGUF */
+}
+
+static int make_model(void **state) {
+    vocab_spec s = vocab_bpe;
+    hd_buf f;
+    (void)state;
+    s.bools = (const char *const[]){"tokenizer.ggml.add_bos_token", "1", NULL};
+    close(mkstemp(model));
+    close(mkstemp(input));
+    vocab_write(&f, &s);
+    write_file(model, f.data, f.len);
+    buf_deinit(&f);
+    return 0;
+}
+
+static int remove_files(void **state) {
+    (void)state;
+    unlink(model);
+    unlink(input);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(lines), cmocka_unit_test(back),
+                                       cmocka_unit_test(wrong_usage)};
+    return cmocka_run_group_tests(tests, make_model, remove_files);
+}
