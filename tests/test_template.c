@@ -71,15 +71,18 @@ static void fails(const char *template, const char *input, hd_status st, const c
 /* ---- Python's answers ---- */
 
 /* One case with "x"/"expected" or "e"/"error": true if we answer the same.  Prints the first differences. */
-static bool same(const char *id, const char *template, size_t n, const json_t *input, int64_t now, const char *want, size_t n_want,
-                 const char *cls, const char *msg) {
+static bool same(const char *id, const char *template, size_t n, const json_t *input, int64_t now, const char *want,
+                 size_t n_want, const char *cls, const char *msg) {
     template_options o = {.now = now};
     outcome r = render_json(template, n, input, &o);
     bool ok;
     if (want) ok = !r.st && r.text.len == n_want && !memcmp(buf_cstr(&r.text), want, n_want);
     else ok = r.st && !strcmp(r.err.field, cls) && (!msg || !strncmp(r.err.msg, msg, sizeof r.err.msg - 1));
     if (!ok)
-        print_message("%s\n  want %s%s%s\n  got  %s %s\n", id, want ? want : cls, want ? "" : ": ", want ? "" : msg ? msg : "",
+        print_message("%s\n  want %s%s%s\n  got  %s %s\n", id, want ? want : cls, want ? "" : ": ",
+                      want  ? ""
+                      : msg ? msg
+                            : "",
                       r.st ? r.err.field : "", r.st ? r.err.msg : buf_cstr(&r.text));
     drop(&r);
     return ok;
@@ -124,8 +127,8 @@ static void golden_line(json_t *v, void *ctx) {
         return;
     }
     c->n++;
-    c->bad += !same(json_string_value(t), json_string_value(t), json_string_length(t), c->input, NOW, json_string_value(x),
-                    json_string_length(x), str(v, "e"), str(v, "m"));
+    c->bad += !same(json_string_value(t), json_string_value(t), json_string_length(t), c->input, NOW,
+                    json_string_value(x), json_string_length(x), str(v, "e"), str(v, "m"));
 }
 
 static void answers_as_python(void **state) {
@@ -158,7 +161,8 @@ static char *read_all(const char *path, size_t *n) {
 
 static const json_t *fixture_input(const json_t *fixtures, const char *id) {
     for (size_t i = 0; i < json_array_size(fixtures); i++)
-        if (!strcmp(str(json_array_get(fixtures, i), "id"), id)) return json_object_get(json_array_get(fixtures, i), "input");
+        if (!strcmp(str(json_array_get(fixtures, i), "id"), id))
+            return json_object_get(json_array_get(fixtures, i), "input");
     fail_msg("no fixture %s", id);
     return NULL;
 }
@@ -174,12 +178,13 @@ static void rendering_line(json_t *v, void *ctx) {
     char id[300];
     size_t n;
     char *t = template_text(c->dir, str(v, "template"), &n);
-    json_t *input = json_copy((json_t *)(uintptr_t)fixture_input(c->fixtures, str(v, "fixture"))), *x = json_object_get(v, "expected"),
-           *e = json_object_get(v, "error");
+    json_t *input = json_copy((json_t *)(uintptr_t)fixture_input(c->fixtures, str(v, "fixture"))),
+           *x = json_object_get(v, "expected"), *e = json_object_get(v, "error");
     snprintf(id, sizeof id, "%s / %s", str(v, "template"), str(v, "fixture"));
     json_object_update(input, json_object_get(v, "special"));
     c->n++;
-    c->bad += !same(id, t, n, input, c->now, json_string_value(x), json_string_length(x), str(e, "class"), str(e, "message"));
+    c->bad +=
+        !same(id, t, n, input, c->now, json_string_value(x), json_string_length(x), str(e, "class"), str(e, "message"));
     json_decref(input);
     free(t);
 }
@@ -231,15 +236,18 @@ static void published_units(void **state) {
 
 /* ---- reports ---- */
 
-static const char MESSAGES[] =
-    "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"x\",\"content\":\"no\"}]}";
+static const char MESSAGES[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":"
+                               "\"hi\"},{\"role\":\"x\",\"content\":\"no\"}]}";
 
 static void r067_loop_controls(void **state) {
     (void)state;
-    gives("{% for m in messages %}{% if m.role=='x' %}{% break %}{% endif %}{% if loop.index0==9 %}{% continue %}{% endif %}"
-          "{{ m.content }}{% endfor %}", MESSAGES, "Shi");
+    gives("{% for m in messages %}{% if m.role=='x' %}{% break %}{% endif %}{% if loop.index0==9 %}{% continue %}{% "
+          "endif %}"
+          "{{ m.content }}{% endfor %}",
+          MESSAGES, "Shi");
     fails("{% for m in messages %}{% brake %}{% endfor %}", MESSAGES, HD_INVALID, "syntax",
-          "Encountered unknown tag 'brake'. Jinja was looking for the following tags: 'endfor' or 'else'. The innermost block "
+          "Encountered unknown tag 'brake'. Jinja was looking for the following tags: 'endfor' or 'else'. The "
+          "innermost block "
           "that needs to be closed is 'for'.");
 }
 
@@ -252,38 +260,50 @@ static void r068_filters_of_published_templates(void **state) {
 static void r069_reference_globals(void **state) {
     (void)state;
     gives("{{ strftime_now('%d %b %Y') }}|{{ strftime_now('%B %-d %Y') }}", "{}", "15 Jan 2026|January 15 2026");
-    gives("{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}{{ range(3)|list }}{{ dict(a=1) }}{% set c = cycler('x','y') %}"
-          "{{ c.next() }}{{ c.next() }}{% set j = joiner('-') %}{{ j() }}{{ j() }}", "{}", "2[0, 1, 2]{'a': 1}xy-");
+    gives("{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}{{ range(3)|list }}{{ dict(a=1) }}{% set c = "
+          "cycler('x','y') %}"
+          "{{ c.next() }}{{ c.next() }}{% set j = joiner('-') %}{{ j() }}{{ j() }}",
+          "{}", "2[0, 1, 2]{'a': 1}xy-");
 }
 
 static void r070_generation_tag(void **state) {
     (void)state;
-    gives("a {%- generation -%} {{ messages[1].content }} {%- endgeneration -%} b{% generation %}c{% endgeneration %}", MESSAGES, "ahibc");
+    gives("a {%- generation -%} {{ messages[1].content }} {%- endgeneration -%} b{% generation %}c{% endgeneration %}",
+          MESSAGES, "ahibc");
 }
 
 static void r071_python_methods(void **state) {
     (void)state;
-    gives("{% set c = 'a<think>b</think>\\n c'.split('</think>') %}{{ (c|last).lstrip('\\n') }}|{{ (c|first).rstrip('\\n') }}|"
-          "{{ c[-1][1:] }}|{{ 'x'.startswith('x') }}|{{ {'a':1}.items()|list }}", "{}", " c|a<think>b| c|True|[('a', 1)]");
+    gives("{% set c = 'a<think>b</think>\\n c'.split('</think>') %}{{ (c|last).lstrip('\\n') }}|{{ "
+          "(c|first).rstrip('\\n') }}|"
+          "{{ c[-1][1:] }}|{{ 'x'.startswith('x') }}|{{ {'a':1}.items()|list }}",
+          "{}", " c|a<think>b| c|True|[('a', 1)]");
 }
 
 static void r072_environment_options(void **state) {
     (void)state;
-    gives("{% if true %}\n  {% for m in messages[:2] %}\n    {{ m.content }}\n  {% endfor %}\n{% endif %}\nend\n", MESSAGES, "    S\n    hi\nend");
+    gives("{% if true %}\n  {% for m in messages[:2] %}\n    {{ m.content }}\n  {% endfor %}\n{% endif %}\nend\n",
+          MESSAGES, "    S\n    hi\nend");
 }
 
 static void r073_tojson(void **state) {
     (void)state;
-    gives("{{ t|tojson }}", "{\"t\":{\"name\":\"f\",\"description\":\"temp > 10 & it's <50\",\"parameters\":{\"z\":1.0,\"a\":1e20,\"\xc3\xa9\":\"\xe6\x97\xa5\"}}}",
-          "{\"name\": \"f\", \"description\": \"temp > 10 & it's <50\", \"parameters\": {\"z\": 1.0, \"a\": 1e+20, \"\xc3\xa9\": \"\xe6\x97\xa5\"}}");
-    gives("{{ t|tojson(indent=2) }}", "{\"t\":{\"b\":[1,2],\"a\":{}}}", "{\n  \"b\": [\n    1,\n    2\n  ],\n  \"a\": {}\n}");
+    gives("{{ t|tojson }}",
+          "{\"t\":{\"name\":\"f\",\"description\":\"temp > 10 & it's "
+          "<50\",\"parameters\":{\"z\":1.0,\"a\":1e20,\"\xc3\xa9\":\"\xe6\x97\xa5\"}}}",
+          "{\"name\": \"f\", \"description\": \"temp > 10 & it's <50\", \"parameters\": {\"z\": 1.0, \"a\": 1e+20, "
+          "\"\xc3\xa9\": \"\xe6\x97\xa5\"}}");
+    gives("{{ t|tojson(indent=2) }}", "{\"t\":{\"b\":[1,2],\"a\":{}}}",
+          "{\n  \"b\": [\n    1,\n    2\n  ],\n  \"a\": {}\n}");
 }
 
 static void r074_raise_is_the_clients_error(void **state) {
     outcome r;
     (void)state;
-    fails("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
-          "{% endif %}{% endfor %}", MESSAGES, HD_INVALID, "raise", "roles must alternate");
+    fails("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must "
+          "alternate') }}"
+          "{% endif %}{% endfor %}",
+          MESSAGES, HD_INVALID, "raise", "roles must alternate");
     r = render("a\nb\n{{ raise_exception('x') }}", "{}");
     assert_int_equal(r.err.line, 3);
     drop(&r);
@@ -315,29 +335,36 @@ static void trusts(const char *template, const char *input, const char *want) {
 }
 
 static void user_text_is_never_trusted(void **state) {
-    static const char IN[] = "{\"m\":{\"role\":\"user\",\"content\":\" <s>Hi</s> \"},\"l\":[\"a\",\"b\"],\"bos_token\":\"<s>\","
-                             "\"x_token\":{\"k\":\"v\"},\"u\":\"A<B\",\"n\":7,\"csv\":\"a,b\"}";
+    static const char IN[] =
+        "{\"m\":{\"role\":\"user\",\"content\":\" <s>Hi</s> \"},\"l\":[\"a\",\"b\"],\"bos_token\":\"<s>\","
+        "\"x_token\":{\"k\":\"v\"},\"u\":\"A<B\",\"n\":7,\"csv\":\"a,b\"}";
     (void)state;
     trusts("{{ bos_token }}<|{{ m.role }}|>{{ m.content }}", IN, "<s><|[user]|>[ <s>Hi</s> ]");
-    trusts("{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>' }}", IN, "<|im_start|>[user]\n[<s>Hi</s>]<|im_end|>");
+    trusts("{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>' }}", IN,
+           "<|im_start|>[user]\n[<s>Hi</s>]<|im_end|>");
     trusts("{{ ('<' ~ u ~ '>') | upper }}{{ ('<' + u + '>').lower() }}", IN, "<[A<B]><[a<b]>");
     trusts("{{ ('<' + u + '>')[1:3] }}{{ ('<' + u + '>')[::-1] }}", IN, "[A<]>[B<A]<");
-    trusts("{{ ('-' + u + '-').replace('-', '=') }}{{ u.replace('<', '--') }}{{ '-+-'.replace('+', u) }}", IN, "=[A<B]=[A]--[B]-[A<B]-");
+    trusts("{{ ('-' + u + '-').replace('-', '=') }}{{ u.replace('<', '--') }}{{ '-+-'.replace('+', u) }}", IN,
+           "=[A<B]=[A]--[B]-[A<B]-");
     trusts("{{ l | join('<|sep|>') }}{{ '|'.join(l) }}{{ csv.split(',') | join('+') }}", IN, "[a]<|sep|>[ba]|[ba]+[b]");
     trusts("{{ m | tojson }}", IN, "{\"[role]\": \"[user]\", \"[content]\": \"[ <s>Hi</s> ]\"}");
     trusts("{{ l }}{{ {'k': u} }}{{ (1, u) }}", IN, "['[a]', '[b]']{'k': '[A<B]'}(1, '[A<B]')");
     trusts("{{ nope | default(u) }}{{ u | default('x') }}{{ '' | default('<s>', true) }}", IN, "[A<BA<B]<s>");
-    trusts("{{ '<%s|%d>' % (u, n) }}{{ '<{}|{:>5}>'.format(u, u) }}{{ '<%s>' | format(u) }}", IN, "<[A<B]|7><[A<B]|  [A<B]><[A<B]>");
-    trusts("{% set x %}<s>{{ u }}</s>{% endset %}{{ x }}{% macro f(a) %}({{ a }}){% endmacro %}{{ f(u) }}{{ f(f(u)) }}", IN,
-           "<s>[A<B]</s>([A<B])(([A<B]))");
-    trusts("{% filter upper %}a{{ u }}{% endfilter %}{% macro w() %}<{{ caller() }}>{% endmacro %}{% call w() %}q{{ u }}{% endcall %}",
+    trusts("{{ '<%s|%d>' % (u, n) }}{{ '<{}|{:>5}>'.format(u, u) }}{{ '<%s>' | format(u) }}", IN,
+           "<[A<B]|7><[A<B]|  [A<B]><[A<B]>");
+    trusts("{% set x %}<s>{{ u }}</s>{% endset %}{{ x }}{% macro f(a) %}({{ a }}){% endmacro %}{{ f(u) }}{{ f(f(u)) }}",
+           IN, "<s>[A<B]</s>([A<B])(([A<B]))");
+    trusts("{% filter upper %}a{{ u }}{% endfilter %}{% macro w() %}<{{ caller() }}>{% endmacro %}{% call w() %}q{{ u "
+           "}}{% endcall %}",
            IN, "A[A<B]<q[A<B]>");
     trusts("{% for c in u %}{{ c }}.{% endfor %}{{ u | list }}{{ u | first }}{{ u | last }}{{ u | reverse }}", IN,
            "[A].[<].[B].['[A]', '[<]', '[B]'][ABB<A]");
     trusts("{{ n }}{{ n / 2 }}{{ u | length }}{{ u == 'x' }}{{ n | string }}", IN, "73.53False7");
-    trusts("{{ x_token.k }}{{ (u ~ '|') * 2 }}{{ u.center(7, '*') }}{{ u.zfill(5) }}", IN, "[vA<B]|[A<B]|**[A<B]**00[A<B]");
-    trusts("{{ u | indent(2, true) }}{{ u.partition('<') | join('-') }}{{ u | truncate(2, true, '', 0) }}{{ u | title }}", IN,
-           "  [A<BA]-[<]-[BA<A<B]");
+    trusts("{{ x_token.k }}{{ (u ~ '|') * 2 }}{{ u.center(7, '*') }}{{ u.zfill(5) }}", IN,
+           "[vA<B]|[A<B]|**[A<B]**00[A<B]");
+    trusts(
+        "{{ u | indent(2, true) }}{{ u.partition('<') | join('-') }}{{ u | truncate(2, true, '', 0) }}{{ u | title }}",
+        IN, "  [A<BA]-[<]-[BA<A<B]");
     trusts("{{ u | e }}{{ '<i>' | safe + u }}{{ u | urlencode }}{{ m.content.strip().removeprefix('<s>') }}", IN,
            "[A&lt;B]<i>[A&lt;BA%3CBHi</s>]");
     trusts("{% for k, v in m | items %}{{ k }}={{ v }};{% endfor %}{% for k in m %}{{ k }}{% endfor %}", IN,
@@ -362,9 +389,9 @@ static void markers_of_published_templates_are_trusted(void **state) {
     snprintf(path, sizeof path, "%s/chat/templates/INDEX.json", dir);
     index = json_load_file(path, 0, &e);
     assert_non_null(index);
-    input = json_pack("{s:[{s:s,s:s},{s:s,s:s},{s:s,s:s}],s:b,s:s,s:s}", "messages", "role", "user", "content", CONTENT, "role",
-                      "assistant", "content", CONTENT, "role", "user", "content", CONTENT, "add_generation_prompt", 1, "bos_token",
-                      "<BOS/>", "eos_token", "<EOS/>");
+    input = json_pack("{s:[{s:s,s:s},{s:s,s:s},{s:s,s:s}],s:b,s:s,s:s}", "messages", "role", "user", "content", CONTENT,
+                      "role", "assistant", "content", CONTENT, "role", "user", "content", CONTENT,
+                      "add_generation_prompt", 1, "bos_token", "<BOS/>", "eos_token", "<EOS/>");
     assert_non_null(input);
     json_array_foreach(index, i, v) {
         template_options o = {.now = NOW};
@@ -385,10 +412,11 @@ static void markers_of_published_templates_are_trusted(void **state) {
                     continue;
                 }
                 /* an untrusted run is a role name or the content or a part of it, never the template's own text */
-                if (!is_marked(p, m) && !(m == 4 && !strncasecmp(p, "user", 4)) && !(m == 9 && !strncasecmp(p, "assistant", 9)) &&
-                    !memmem(CONTENT, sizeof CONTENT - 1, p, m))
+                if (!is_marked(p, m) && !(m == 4 && !strncasecmp(p, "user", 4)) &&
+                    !(m == 9 && !strncasecmp(p, "assistant", 9)) && !memmem(CONTENT, sizeof CONTENT - 1, p, m))
                     fail_msg("%s: '%.*s' is not trusted", name, (int)m, p);
-                if (memmem(p, m, "<BOS/>", 6) || memmem(p, m, "<EOS/>", 6)) fail_msg("%s: a marker is not trusted", name);
+                if (memmem(p, m, "<BOS/>", 6) || memmem(p, m, "<EOS/>", 6))
+                    fail_msg("%s: a marker is not trusted", name);
                 n_marks += is_marked(p, m);
             }
         }
@@ -423,22 +451,35 @@ static void hostile_templates_end(void **state) {
     ends_soon("{{ 'a' * 10**9 }}", "limit");
     ends_soon("{{ [1] * 10**9 }}", "limit");
     ends_soon("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "limit");
-    ends_soon("{% for a in range(100000) %}{{ 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' * 1000 }}{% endfor %}", "limit");
-    ends_soon("{% set ns = namespace(s='a') %}{% for a in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "limit");
-    ends_soon("{% set ns = namespace(s=[1]) %}{% for a in range(100) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}", "limit");
-    ends_soon("{% set ns = namespace(s=[1]) %}{% for a in range(9000) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s }}", "recursion");
-    ends_soon("{% set ns = namespace(s=[1]) %}{% for a in range(9000) %}{% set ns.s = ns.s|map('string') %}{% endfor %}{{ ns.s|list }}", "recursion");
+    ends_soon("{% for a in range(100000) %}{{ 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' * 1000 "
+              "}}{% endfor %}",
+              "limit");
+    ends_soon("{% set ns = namespace(s='a') %}{% for a in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+              "limit");
+    ends_soon(
+        "{% set ns = namespace(s=[1]) %}{% for a in range(100) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+        "limit");
+    ends_soon("{% set ns = namespace(s=[1]) %}{% for a in range(9000) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s }}",
+              "recursion");
+    ends_soon("{% set ns = namespace(s=[1]) %}{% for a in range(9000) %}{% set ns.s = ns.s|map('string') %}{% endfor "
+              "%}{{ ns.s|list }}",
+              "recursion");
     ends_soon("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
     ends_soon("{% for x in [l] recursive %}{{ loop([x]) }}{% endfor %}", "recursion");
     ends_soon("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", "recursion");
     ends_soon("{{ '{:>99999999}'.format(1) }}", "limit");
     ends_soon("{{ '%99999999d' % 1 }}", "limit");
     ends_soon("{{ 'x'|center(99999999) }}", "limit");
-    ends_soon("{{ ('ab'*500000)|replace('', 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx') }}", "limit");
-    ends_soon("{% set t = 'ab' * 5000000 %}{% for a in range(100000) %}{{ 'ba' * 5 in t ~ 'c' }}{{ t.count('bb') }}{% endfor %}", "limit");
+    ends_soon("{{ ('ab'*500000)|replace('', 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx') }}",
+              "limit");
+    ends_soon("{% set t = 'ab' * 5000000 %}{% for a in range(100000) %}{{ 'ba' * 5 in t ~ 'c' }}{{ t.count('bb') }}{% "
+              "endfor %}",
+              "limit");
     ends_soon("{% set t = 'a' * 1000000 %}{% for a in range(100000) %}{{ t.rfind('aab') }}{% endfor %}", "limit");
-    ends_soon("{{ (range(100000)|list + range(100000)|list) | map('string') | sort | map('upper') | unique | list | join | length }}"
-              "{% for a in range(100000) %}{{ (range(100000)|list) == (range(100000)|list) }}{% endfor %}", "limit");
+    ends_soon("{{ (range(100000)|list + range(100000)|list) | map('string') | sort | map('upper') | unique | list | "
+              "join | length }}"
+              "{% for a in range(100000) %}{{ (range(100000)|list) == (range(100000)|list) }}{% endfor %}",
+              "limit");
     fails("{{ range(100001) }}", "{}", HD_INVALID, "value", NULL);
     fails("{{ 10**60 }}", "{}", HD_UNSUPPORTED, "unsupported", NULL);
 
@@ -467,7 +508,8 @@ static void hostile_templates_end(void **state) {
 static void long_conversations_render(void **state) {
     json_t *in = json_object(), *l = json_array();
     template_options o = {.now = NOW};
-    const char *t = "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s + '<' + m.role + '>' + m.content + '\\n' %}"
+    const char *t = "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s + '<' + m.role + '>' + "
+                    "m.content + '\\n' %}"
                     "{% endfor %}{{ ns.s | length }}";
     char *text = malloc(4001);
     outcome r;
@@ -528,9 +570,10 @@ static void output_limits(void **state) {
 
 /* The n-th allocation fails, for every n: a clean error each time, nothing left behind. */
 static void memory_may_fail_anywhere(void **state) {
-    static const char T[] = "{% macro f(a) %}{{ a.role }}{{ a.content | trim | tojson }}{% endmacro %}{% for m in messages %}{{ f(m) }}"
-                            "{{ loop.index }}{{ '%s-%5.2f' % (m.role, 2.5) }}{% endfor %}{{ messages | map(attribute='role') | join(',') }}"
-                            "{% set x %}{{ 'y' * 70000 }}{% endset %}{{ x | length }}";
+    static const char T[] =
+        "{% macro f(a) %}{{ a.role }}{{ a.content | trim | tojson }}{% endmacro %}{% for m in messages %}{{ f(m) }}"
+        "{{ loop.index }}{{ '%s-%5.2f' % (m.role, 2.5) }}{% endfor %}{{ messages | map(attribute='role') | join(',') }}"
+        "{% set x %}{{ 'y' * 70000 }}{% endset %}{{ x | length }}";
     json_t *in = json_loads(MESSAGES, 0, NULL);
     hd_status st;
     long n = 0;

@@ -6,6 +6,25 @@
 
 #include <string.h>
 
+/* Under AddressSanitizer blocks are kept apart and what lies between them is out of bounds. */
+#if defined(__SANITIZE_ADDRESS__)
+#define ARENA_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ARENA_ASAN 1
+#endif
+#endif
+#ifdef ARENA_ASAN
+#include <sanitizer/asan_interface.h>
+enum { GAP = 16 };
+#define CLOSE(p, n) ASAN_POISON_MEMORY_REGION(p, n)
+#define OPEN(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
+#else
+enum { GAP = 0 };
+#define CLOSE(p, n) ((void)(p), (void)(n))
+#define OPEN(p, n) ((void)(p), (void)(n))
+#endif
+
 enum { ALIGN = 16, CHUNK_MIN = 16 << 10, CHUNK_MAX = 1 << 20 };
 
 struct arena_chunk {
@@ -22,6 +41,7 @@ void arena_deinit(arena *a) {
     while (a->head) {
         arena_chunk *c = a->head;
         a->head = c->next;
+        OPEN(c->data, c->cap);
         hd_free(c);
     }
     a->taken_bytes = 0;
@@ -47,11 +67,12 @@ static arena_chunk *chunk_add(arena *a, size_t need) {
     c->cap = cap;
     a->head = c;
     a->taken_bytes += total;
+    CLOSE(c->data, cap);
     return c;
 }
 
 static size_t rounded(size_t n) {
-    return n ? (n + ALIGN - 1) & ~(size_t)(ALIGN - 1) : ALIGN;
+    return (n ? (n + ALIGN - 1) & ~(size_t)(ALIGN - 1) : ALIGN) + GAP;
 }
 
 void *arena_alloc(arena *a, size_t n) {
@@ -66,6 +87,7 @@ void *arena_alloc(arena *a, size_t n) {
         if (!(c = chunk_add(a, need))) return NULL;
     }
     c->used += need;
+    OPEN(c->data + c->used - need, n ? n : 1);
     return c->data + c->used - need;
 }
 
@@ -89,9 +111,13 @@ void *arena_grow(arena *a, void *p, size_t old, size_t n) {
         a->failed = HD_FULL;
         return NULL;
     }
-    if (rounded(n) <= was) return p;
+    if (rounded(n) <= was) {
+        OPEN(p, n);
+        return p;
+    }
     if (c && c->used >= was && (unsigned char *)p == c->data + c->used - was && c->cap - c->used >= rounded(n) - was) {
         c->used += rounded(n) - was;
+        OPEN(p, n);
         return p;
     }
     if ((q = arena_alloc(a, n))) memcpy(q, p, old);

@@ -78,8 +78,8 @@ static hd_status parse_time(const char *s, template_options *o, hd_err *err) {
     if (!strcmp(s, "Z")) s++;
     else if (sscanf(s, "%c%2d:%2d%n", &sign, &oh, &om, &used) == 3 && (sign == '+' || sign == '-')) s += used;
     else oh = om = 0;
-    if (*s || tm.tm_mon < 1 || tm.tm_mon > 12 || tm.tm_mday < 1 || tm.tm_mday > 31 || tm.tm_hour > 23 || tm.tm_min > 59 ||
-        tm.tm_sec > 60 || tm.tm_hour < 0 || tm.tm_min < 0 || tm.tm_sec < 0)
+    if (*s || tm.tm_mon < 1 || tm.tm_mon > 12 || tm.tm_mday < 1 || tm.tm_mday > 31 || tm.tm_hour > 23 ||
+        tm.tm_min > 59 || tm.tm_sec > 60 || tm.tm_hour < 0 || tm.tm_min < 0 || tm.tm_sec < 0)
         goto bad;
     tm.tm_year -= 1900;
     tm.tm_mon -= 1;
@@ -103,7 +103,8 @@ static hd_status special_tokens(const gguf *g, json_t *tokens, hd_err *err) {
     hd_status st = gguf_arr_n(g, "tokenizer.ggml.tokens", &type, &n, err);
     if (st == HD_NOTFOUND) return HD_OK;
     if (st) return st;
-    if (!(all = hd_reallocarray(NULL, n ? n : 1, sizeof *all))) return hd_fail(err, HD_NOMEM, "no memory for the vocabulary");
+    if (!(all = hd_reallocarray(NULL, n ? n : 1, sizeof *all)))
+        return hd_fail(err, HD_NOMEM, "no memory for the vocabulary");
     st = gguf_arr_strs(g, "tokenizer.ggml.tokens", all, n, err);
     for (size_t i = 0; !st && n && i < sizeof NAMES / sizeof *NAMES; i++) {
         char key[64];
@@ -194,7 +195,8 @@ static hd_status line_render(const char *line, size_t n, const chat_template *sh
     template = json_object_get(v, "template");
     now = json_object_get(v, "now");
     if (!json_is_object(input)) st = hd_fail_field(err, HD_INVALID, "input", "input must be an object");
-    else if (template && !json_is_string(template)) st = hd_fail_field(err, HD_INVALID, "template", "template must be a string");
+    else if (template && !json_is_string(template))
+        st = hd_fail_field(err, HD_INVALID, "template", "template must be a string");
     else if (!template && !shared) st = hd_fail_field(err, HD_INVALID, "template", "template is missing");
     if (!st && now) st = json_is_string(now) ? parse_time(json_string_value(now), &o, err)
                                              : hd_fail_field(err, HD_INVALID, "now", "now must be a string");
@@ -241,7 +243,8 @@ static int render_lines(const args *a, const template_options *o) {
     input_lines in;
     hd_err err = {0};
     int rc = 0;
-    if (((a->template || a->model) && load_template(a, &shared, tokens, &err)) || input_lines_open(&in, a->jsonl, &err)) {
+    if (((a->template || a->model) && load_template(a, &shared, tokens, &err)) ||
+        input_lines_open(&in, a->jsonl, &err)) {
         template_free(shared);
         json_decref(tokens);
         return fail(&err);
@@ -291,7 +294,8 @@ int cmd_render(int argc, char **argv) {
     if (a.model && a.template) return usage("a model or --template, not both");
     if (!!a.messages + !!a.input + !!a.jsonl != 1) return usage("one of --messages, --input and --jsonl is needed");
     if (!a.jsonl && !a.model && !a.template) return usage("a model or --template is needed");
-    if ((a.tools || a.no_generation_prompt) && !a.messages) return usage("--tools and --no-generation-prompt go with --messages");
+    if ((a.tools || a.no_generation_prompt) && !a.messages)
+        return usage("--tools and --no-generation-prompt go with --messages");
     if (a.now && parse_time(a.now, &o, &err)) return usage(err.msg);
     return a.jsonl ? render_lines(&a, &o) : render_one(&a, &o);
 }

@@ -1,7 +1,8 @@
 /* jinja_case.c - upper, lower and title case and character classes as Python's str has them, on utf8proc's tables.
  *
- * Known differences: utf8proc and Python may carry different Unicode versions; isnumeric leaves out ideographs that stand
- * for numbers; isdigit knows the superscripts, subscripts and circled digits of the Basic Multilingual Plane only. */
+ * Known differences: utf8proc and Python may carry different Unicode versions; isnumeric leaves out ideographs that
+ * stand for numbers; isdigit knows the superscripts, subscripts and circled digits of the Basic Multilingual Plane
+ * only. */
 #include "text/jinja_int.h"
 
 #include "text/jinja_case_table.h"
@@ -36,10 +37,11 @@ bool jcp_decimal(uint32_t cp) {
 }
 
 bool jcp_digit(uint32_t cp) {
-    return jcp_decimal(cp) || cp == 0xb2 || cp == 0xb3 || cp == 0xb9 || cp == 0x2070 || (cp >= 0x2074 && cp <= 0x2079) ||
-           (cp >= 0x2080 && cp <= 0x2089) || (cp >= 0x2460 && cp <= 0x2468) || (cp >= 0x2474 && cp <= 0x247c) ||
-           (cp >= 0x2488 && cp <= 0x2490) || cp == 0x24ea || (cp >= 0x24f5 && cp <= 0x24fd) || cp == 0x24ff ||
-           (cp >= 0x2776 && cp <= 0x277e) || (cp >= 0x2780 && cp <= 0x2788) || (cp >= 0x278a && cp <= 0x2792);
+    return jcp_decimal(cp) || cp == 0xb2 || cp == 0xb3 || cp == 0xb9 || cp == 0x2070 ||
+           (cp >= 0x2074 && cp <= 0x2079) || (cp >= 0x2080 && cp <= 0x2089) || (cp >= 0x2460 && cp <= 0x2468) ||
+           (cp >= 0x2474 && cp <= 0x247c) || (cp >= 0x2488 && cp <= 0x2490) || cp == 0x24ea ||
+           (cp >= 0x24f5 && cp <= 0x24fd) || cp == 0x24ff || (cp >= 0x2776 && cp <= 0x277e) ||
+           (cp >= 0x2780 && cp <= 0x2788) || (cp >= 0x278a && cp <= 0x2792);
 }
 
 bool jcp_numeric(uint32_t cp) {
@@ -95,7 +97,8 @@ static void put_upper(jinja *j, jsb *b, uint32_t cp, bool title, bool trusted) {
         jsb_add(j, b, t, strlen(t), trusted);
         return;
     }
-    jsb_cp(j, b, (uint32_t)(title ? utf8proc_totitle((utf8proc_int32_t)cp) : utf8proc_toupper((utf8proc_int32_t)cp)), trusted);
+    jsb_cp(j, b, (uint32_t)(title ? utf8proc_totitle((utf8proc_int32_t)cp) : utf8proc_toupper((utf8proc_int32_t)cp)),
+           trusted);
 }
 
 static void put_lower(jinja *j, jsb *b, const jstr *s, size_t at, uint32_t cp, bool trusted) {

@@ -1,8 +1,8 @@
 /* jinja_eval.c - runs the tree: expressions, calls, statements, loops, macros.
  *
- * Each frame that jinja_scope.c made has an environment at run time, linked to the one around it; a loop uses one for all
- * its iterations, a macro call or a recursive loop makes a new one.  Output goes to j->sink; blocks whose text becomes a
- * value put a builder of their own there for the time being. */
+ * Each frame that jinja_scope.c made has an environment at run time, linked to the one around it; a loop uses one for
+ * all its iterations, a macro call or a recursive loop makes a new one.  Output goes to j->sink; blocks whose text
+ * becomes a value put a builder of their own there for the time being. */
 #include "text/jinja_int.h"
 
 #include <stdio.h>
@@ -89,8 +89,10 @@ static void assign(jinja *j, jenv *env, const jnode *target, jval v, bool filter
         jval ns = *place_of(env, target);
         if (ns.k != V_NS) jfail(j, J_RUNTIME, "cannot assign attribute on non-namespace object");
         if (target->value.s->p[0] == '_')
-            jfail(j, J_SANDBOX, "Chat templates cannot store underscore-prefixed attributes on a namespace, but got '%.*s'. "
-                                "Please rename the attribute.", (int)target->value.s->n, target->value.s->p);
+            jfail(j, J_SANDBOX,
+                  "Chat templates cannot store underscore-prefixed attributes on a namespace, but got '%.*s'. "
+                  "Please rename the attribute.",
+                  (int)target->value.s->n, target->value.s->p);
         jdict_set(j, ns.d, target->value, v);
         return;
     }
@@ -141,25 +143,34 @@ static _Noreturn void bind_many(jinja *j, const char *fname, size_t n_required, 
     size_t self = !strncmp(fname, "do_", 3) || !strncmp(fname, "test_", 5);
     if (!self) jfail(j, J_TYPE, "%s() takes at most %zu argument%s (%zu given)", fname, n, n == 1 ? "" : "s", got);
     if (n_required == n)
-        jfail(j, J_TYPE, "%s() takes %zu positional argument%s but %zu were given", fname, n + self, n ? "s" : "", got + self);
-    jfail(j, J_TYPE, "%s() takes from %zu to %zu positional arguments but %zu were given", fname, n_required + self, n + self,
-          got + self);
+        jfail(j, J_TYPE, "%s() takes %zu positional argument%s but %zu were given", fname, n + self, n ? "s" : "",
+              got + self);
+    jfail(j, J_TYPE, "%s() takes from %zu to %zu positional arguments but %zu were given", fname, n_required + self,
+          n + self, got + self);
 }
 
-static _Noreturn void bind_missing(jinja *j, const char *fname, size_t n_required, const char *const *names, const jval *out) {
+static _Noreturn void bind_missing(jinja *j, const char *fname, size_t n_required, const char *const *names,
+                                   const jval *out) {
     char list[200] = "";
     size_t k = 0, n = 0, total = 0;
     for (size_t i = 0; i < n_required; i++) total += out[i].k == V_MISSING;
-    if (!names[0]) jfail(j, J_TYPE, "%s expected at least %zu argument%s, got %zu", fname, n_required, n_required == 1 ? "" : "s", n_required - total);
+    if (!names[0])
+        jfail(j, J_TYPE, "%s expected at least %zu argument%s, got %zu", fname, n_required, n_required == 1 ? "" : "s",
+              n_required - total);
     for (size_t i = 0; i < n_required && k < sizeof list; i++) {
         if (out[i].k != V_MISSING) continue;
-        k += (size_t)snprintf(list + k, sizeof list - k, "%s'%s'", !n ? "" : n + 1 == total ? total > 2 ? ", and " : " and " : ", ", names[i]);
+        k += (size_t)snprintf(list + k, sizeof list - k, "%s'%s'",
+                              !n               ? ""
+                              : n + 1 == total ? total > 2 ? ", and " : " and "
+                                               : ", ",
+                              names[i]);
         n++;
     }
     jfail(j, J_TYPE, "%s() missing %zu required positional argument%s: %s", fname, total, total == 1 ? "" : "s", list);
 }
 
-void jbind(jinja *j, const char *fname, const jargs *a, size_t n_required, size_t n, const char *const *names, jval *out) {
+void jbind(jinja *j, const char *fname, const jargs *a, size_t n_required, size_t n, const char *const *names,
+           jval *out) {
     for (size_t i = 0; i < n; i++) out[i] = (jval){.k = V_MISSING};
     if (a->n > n) bind_many(j, fname, n_required, n, a->n);
     for (size_t i = 0; i < a->n; i++) out[i] = a->v[i];
@@ -167,7 +178,8 @@ void jbind(jinja *j, const char *fname, const jargs *a, size_t n_required, size_
         size_t i = 0;
         while (i < n && !(names[i] && jstr_is(a->kw[k], names[i]))) i++;
         if (i == n)
-            jfail(j, J_TYPE, "%s() got an unexpected keyword argument '%.*s'", fname, a->kw[k]->n < 100 ? (int)a->kw[k]->n : 100, a->kw[k]->p);
+            jfail(j, J_TYPE, "%s() got an unexpected keyword argument '%.*s'", fname,
+                  a->kw[k]->n < 100 ? (int)a->kw[k]->n : 100, a->kw[k]->p);
         if (out[i].k != V_MISSING) jfail(j, J_TYPE, "%s() got multiple values for argument '%s'", fname, names[i]);
         out[i] = a->kv[k];
     }
@@ -214,7 +226,9 @@ static void args_eval(jinja *j, jenv *env, const jnode *n, jargs *a, jval caller
         const jentry *e = &kwargs.d->e[i];
         if (e->key.k != V_STR) jfail(j, J_TYPE, "keywords must be strings");
         for (size_t k = 0; k < a->n_kw; k++)
-            if (jstr_eq(a->kw[k], e->key.s)) jfail(j, J_TYPE, "got multiple values for keyword argument '%.*s'", (int)(e->key.s->n < 100 ? e->key.s->n : 100), e->key.s->p);
+            if (jstr_eq(a->kw[k], e->key.s))
+                jfail(j, J_TYPE, "got multiple values for keyword argument '%.*s'",
+                      (int)(e->key.s->n < 100 ? e->key.s->n : 100), e->key.s->p);
         a->kw[a->n_kw] = e->key.s;
         a->kv[a->n_kw++] = e->val;
         jstep(j, a->n_kw);
@@ -229,8 +243,8 @@ static jval *slot_named(jenv *env, const char *name) {
 
 static _Noreturn void macro_fail(jinja *j, const jnode *n, const char *what, const jstr *arg) {
     const jstr *name = jrepr(j, n->kind == N_MACRO ? jstring(&n->name->s) : jnone());
-    jfail(j, J_TYPE, arg ? "macro %.*s %s '%.*s'" : "macro %.*s %s", (int)(name->n < 100 ? name->n : 100), name->p, what,
-          arg && arg->n < 100 ? (int)arg->n : 100, arg ? arg->p : "");
+    jfail(j, J_TYPE, arg ? "macro %.*s %s '%.*s'" : "macro %.*s %s", (int)(name->n < 100 ? name->n : 100), name->p,
+          what, arg && arg->n < 100 ? (int)arg->n : 100, arg ? arg->p : "");
 }
 
 static jval macro_call(jinja *j, const jmacro *m, const jargs *a) {
@@ -272,7 +286,8 @@ static jval macro_call(jinja *j, const jmacro *m, const jargs *a) {
         if (taken[k]) continue;
         if (kwargs) jdict_set(j, kwargs->d, jstring(a->kw[k]), a->kv[k]);
         else if (jstr_is(a->kw[k], "caller"))
-            macro_fail(j, n, "was invoked with two values for the special caller argument. This is most likely a bug.", NULL);
+            macro_fail(j, n, "was invoked with two values for the special caller argument. This is most likely a bug.",
+                       NULL);
         else macro_fail(j, n, "takes no keyword argument", a->kw[k]);
     }
     if (n->takes_varargs && (slot = slot_named(env, "varargs"))) {
@@ -307,7 +322,8 @@ jval jcall(jinja *j, jval f, const jargs *a) {
     case V_FUNC: r = jglobal_call(j, f, a); break;
     case V_LOOP: r = loop_call(j, f.lp, a); break;
     case V_JOINER:
-        if (a->n || a->n_kw) jfail(j, J_TYPE, "Joiner.__call__() takes 1 positional argument but %zu were given", a->n + 1);
+        if (a->n || a->n_kw)
+            jfail(j, J_TYPE, "Joiner.__call__() takes 1 positional argument but %zu were given", a->n + 1);
         r = f.jo->used ? f.jo->sep : jstring(jstr_lit(j, ""));
         f.jo->used = true;
         break;
@@ -354,7 +370,8 @@ static jval filter(jinja *j, jenv *env, const jnode *n, jval subject) {
     if (!n->filter) { /* an unknown name that jinja_scope.c let through */
         jfail(j, J_RUNTIME, "No filter named '%.*s' found.", (int)n->name->s.n, n->name->s.p);
     }
-    if (n->a) subject = n->a->kind == N_FILTER && subject.k != V_MISSING ? filter(j, env, n->a, subject) : eval(j, env, n->a);
+    if (n->a)
+        subject = n->a->kind == N_FILTER && subject.k != V_MISSING ? filter(j, env, n->a, subject) : eval(j, env, n->a);
     args_eval(j, env, n, &a, (jval){.k = V_MISSING});
     j->e.line = n->line;
     return n->filter->fn(j, subject, &a);
@@ -399,7 +416,8 @@ static jval expression(jinja *j, jenv *env, const jnode *n) {
     case N_COND:
         if (jtruth(j, eval(j, env, n->a))) return eval(j, env, n->b);
         if (n->c) return eval(j, env, n->c);
-        return jundef_hint(j, "the inline if-expression on line %u evaluated to false and no else section was defined.", n->line);
+        return jundef_hint(j, "the inline if-expression on line %u evaluated to false and no else section was defined.",
+                           n->line);
     case N_OR:
         a = eval(j, env, n->a);
         return jtruth(j, a) ? a : eval(j, env, n->b);
@@ -451,8 +469,14 @@ static jloop *loop_new(jinja *j, const jnode *n, jenv *outer, jval iterable, int
         it->env = env_enter(j, outer, n->scope2);
         iterable = jiter_val(it);
     }
-    *lp = (jloop){.iterable = iterable, .it = jiter_new(j, iterable), .index0 = -1, .len = -1, .node = n, .outer = outer,
-                  .depth0 = depth0, .recursive = n->flag};
+    *lp = (jloop){.iterable = iterable,
+                  .it = jiter_new(j, iterable),
+                  .index0 = -1,
+                  .len = -1,
+                  .node = n,
+                  .outer = outer,
+                  .depth0 = depth0,
+                  .recursive = n->flag};
     return lp;
 }
 

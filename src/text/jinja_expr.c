@@ -2,8 +2,9 @@
  *
  * Weakest first: x if c else y · or · and · not · comparisons and in · + - · ~ · * / // % · ** · unary · postfix
  * (.name [item] call) · |filter and `is` tests.  Fields: binary a, b; COND a = test, b = then, c = else or NULL;
- * COMPARE a, list with ops; CALL a = callee, list = args, list2 = keyword values with kw, b = *args, c = **kwargs; FILTER
- * and TEST the same with a = subject (NULL: the body of a filter block); SLICE a, b, c; DICT list = keys, list2 = values. */
+ * COMPARE a, list with ops; CALL a = callee, list = args, list2 = keyword values with kw, b = *args, c = **kwargs;
+ * FILTER and TEST the same with a = subject (NULL: the body of a filter block); SLICE a, b, c; DICT list = keys, list2
+ * = values. */
 #include "text/jinja_int.h"
 
 static jnode *expr_or(jparser *p);
@@ -227,7 +228,8 @@ static void call_args(jparser *p, jnode *n) {
                 n->kw = kw;
             }
             for (size_t i = 0; i < n->list2.n && i < 64; i++)
-                if (n->kw[i] == name) jparse_fail(p, line, "keyword argument repeated: %.*s", (int)name->s.n, name->s.p);
+                if (n->kw[i] == name)
+                    jparse_fail(p, line, "keyword argument repeated: %.*s", (int)name->s.n, name->s.p);
             if (n->list2.n >= 64) jerror_raise(p->e, J_LIMIT, line, "more than 64 keyword arguments in a call");
             jparse_advance(p);
             jparse_advance(p);
@@ -474,7 +476,7 @@ static jnode *primary(jparser *p, bool with_namespace) {
         return n;
     case T_LPAREN:
         jparse_advance(p);
-        n = jexpr_tuple(p, true, NULL, true);
+        n = jexpr_tuple(p, true, true);
         jparse_expect(p, T_RPAREN);
         return n;
     case T_LBRACKET: return list(p);
@@ -483,15 +485,15 @@ static jnode *primary(jparser *p, bool with_namespace) {
     }
 }
 
-static jnode *tuple(jparser *p, bool simple, bool with_cond, const char *end_name, bool parens, bool with_namespace) {
+/* Expressions with commas between.  Jinja's parser means to stop a for target at `in`, but its check never holds, so
+ * `for a, in x` is an error there and here. */
+static jnode *tuple(jparser *p, bool simple, bool with_cond, bool parens, bool with_namespace) {
     jnode *n = jnode_new(p, N_TUPLE, p->cur.line);
     bool is_tuple = false;
     char buf[80];
     for (;;) {
         if (n->list.n) jparse_expect(p, T_COMMA);
-        if (p->cur.kind == T_VAR_END || p->cur.kind == T_BLOCK_END || p->cur.kind == T_RPAREN ||
-            (end_name && jparse_is(p, end_name)))
-            break;
+        if (p->cur.kind == T_VAR_END || p->cur.kind == T_BLOCK_END || p->cur.kind == T_RPAREN) break;
         member(p, n, &n->list, simple ? primary(p, with_namespace) : jexpr_parse(p, with_cond));
         if (p->cur.kind != T_COMMA) break;
         is_tuple = true;
@@ -502,8 +504,8 @@ static jnode *tuple(jparser *p, bool simple, bool with_cond, const char *end_nam
     jparse_fail(p, p->cur.line, "Expected an expression, got '%s'", jtok_name(&p->cur, buf, sizeof buf));
 }
 
-jnode *jexpr_tuple(jparser *p, bool with_cond, const char *end_name, bool parens) {
-    return tuple(p, false, with_cond, end_name, parens, false);
+jnode *jexpr_tuple(jparser *p, bool with_cond, bool parens) {
+    return tuple(p, false, with_cond, parens, false);
 }
 
 static void store(jparser *p, jnode *n) {
@@ -524,7 +526,7 @@ static void store(jparser *p, jnode *n) {
     }
 }
 
-jnode *jexpr_target(jparser *p, const char *end_name, bool name_only, bool with_namespace) {
+jnode *jexpr_target(jparser *p, bool name_only, bool with_namespace) {
     jnode *n;
     if (name_only) {
         n = jnode_new(p, N_NAME, p->cur.line);
@@ -537,7 +539,7 @@ jnode *jexpr_target(jparser *p, const char *end_name, bool name_only, bool with_
             jparse_fail(p, n->line, "can't assign to 'name'");
         return n;
     }
-    n = tuple(p, true, true, end_name, false, with_namespace);
+    n = tuple(p, true, true, false, with_namespace);
     store(p, n);
     return n;
 }

@@ -253,7 +253,8 @@ static jval f_striptags(jinja *j, jval v, const jargs *a) {
     jsb_sub(j, &b, s, pos, s->n);
     words = jstr_split(j, jsb_done(j, &b), NULL, -1, false);
     s = jstr_join(j, jstr_lit(j, " "), jlistv(words), false);
-    if (memchr(s->p, '&', s->n)) jfail(j, J_UNSUPPORTED, "striptags of text with character references is not supported");
+    if (memchr(s->p, '&', s->n))
+        jfail(j, J_UNSUPPORTED, "striptags of text with character references is not supported");
     return jstring(s);
 }
 
@@ -270,7 +271,8 @@ static jval f_xmlattr(jinja *j, jval v, const jargs *a) {
         if (e->val.k == V_NONE || e->val.k == V_UNDEF) continue;
         if (e->key.k != V_STR) jfail(j, J_TYPE, "expected string or bytes-like object");
         for (size_t k = 0; k < e->key.s->n; k++)
-            if (e->key.s->p[k] && strchr(" \t\n\r\f\v/>=", e->key.s->p[k])) jfail(j, J_VALUE, "Invalid character in attribute name");
+            if (e->key.s->p[k] && strchr(" \t\n\r\f\v/>=", e->key.s->p[k]))
+                jfail(j, J_VALUE, "Invalid character in attribute name");
         if (b.n || space.k == V_MISSING || jtruth(j, space)) jsb_lit(j, &b, " ");
         jsb_str(j, &b, jstr_escape(j, e->key));
         jsb_lit(j, &b, "=\"");
@@ -302,7 +304,9 @@ static jval sorted_dicts(jinja *j, jval v) {
         for (size_t i = 0; i < v.l->n; i++) l->v[l->n++] = sorted_dicts(j, v.l->v[i]);
         r.l = l;
     } else if (v.k == V_DICT) {
-        jval keys = jfilter_find("sort", 4)->fn(j, v, &(jargs){.n_kw = 1, .kw = (const jstr *[]){jstr_lit(j, "case_sensitive")}, .kv = (jval[]){jbool(true)}});
+        jval keys = jfilter_find("sort", 4)->fn(
+            j, v,
+            &(jargs){.n_kw = 1, .kw = (const jstr *[]){jstr_lit(j, "case_sensitive")}, .kv = (jval[]){jbool(true)}});
         r = jdictv(jdict_new(j));
         for (size_t i = 0; i < keys.l->n; i++) {
             jval x = jnone();
@@ -340,7 +344,10 @@ static bool parse_int(jinja *j, const jstr *s, int base, jval *out) {
     if (base == 0) base = 10;
     for (; i < n; i++) {
         char c = s->p[i];
-        int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'z' ? c - 'a' + 10 : c >= 'A' && c <= 'Z' ? c - 'A' + 10 : 99;
+        int d = c >= '0' && c <= '9'   ? c - '0'
+                : c >= 'a' && c <= 'z' ? c - 'a' + 10
+                : c >= 'A' && c <= 'Z' ? c - 'A' + 10
+                                       : 99;
         if (c == '_' && digit && i + 1 < n && s->p[i + 1] != '_') {
             digit = false;
             continue;
@@ -363,10 +370,12 @@ static bool parse_float(jinja *j, const jstr *s, double *out) {
     for (size_t i = 0; i < s->n; i++) {
         char c = s->p[i];
         if (c == '_') {
-            if (!i || i + 1 >= s->n || s->p[i - 1] < '0' || s->p[i - 1] > '9' || s->p[i + 1] < '0' || s->p[i + 1] > '9') return false;
+            if (!i || i + 1 >= s->n || s->p[i - 1] < '0' || s->p[i - 1] > '9' || s->p[i + 1] < '0' || s->p[i + 1] > '9')
+                return false;
             continue;
         }
-        if (!c || c == 'x' || c == 'X' || c == 'p' || c == 'P' || c == '(') return false; /* C's forms that Python lacks */
+        if (!c || c == 'x' || c == 'X' || c == 'p' || c == 'P' || c == '(')
+            return false; /* C's forms that Python lacks */
         t[k++] = c;
     }
     t[k] = 0;
@@ -441,7 +450,8 @@ static jval f_round(jinja *j, jval v, const jargs *a) {
     double p;
     jbind(j, "do_round", a, 0, 2, NAMES, x);
     digits = x[0].k == V_MISSING ? 0 : jindex(j, x[0], "");
-    if (x[1].k != V_MISSING && !(x[1].k == V_STR && (jstr_is(x[1].s, "common") || jstr_is(x[1].s, "ceil") || jstr_is(x[1].s, "floor"))))
+    if (x[1].k != V_MISSING &&
+        !(x[1].k == V_STR && (jstr_is(x[1].s, "common") || jstr_is(x[1].s, "ceil") || jstr_is(x[1].s, "floor"))))
         jfail(j, J_RUNTIME, "method must be common, ceil or floor");
     if (!jis_num(v)) jfail(j, J_TYPE, "type %s doesn't define __round__ method", jtype_name(v));
     if (x[1].k == V_MISSING || jstr_is(x[1].s, "common")) {
@@ -471,7 +481,8 @@ static jval f_filesizeformat(jinja *j, jval v, const jargs *a) {
     jbind(j, "do_filesizeformat", a, 0, 1, NAMES, &x);
     if (!to_float(j, v, &f)) {
         const jstr *r = jrepr(j, v);
-        if (v.k == V_STR) jfail(j, J_VALUE, "could not convert string to float: %.*s", r->n < 200 ? (int)r->n : 200, r->p);
+        if (v.k == V_STR)
+            jfail(j, J_VALUE, "could not convert string to float: %.*s", r->n < 200 ? (int)r->n : 200, r->p);
         jfail(j, J_TYPE, "float() argument must be a string or a real number, not '%s'", jtype_name(v));
     }
     binary = x.k != V_MISSING && jtruth(j, x);

@@ -10,6 +10,12 @@ static bool flag(jinja *j, jval v) {
     return v.k != V_MISSING && jtruth(j, v);
 }
 
+/* An argument that Python's sorted() wants as an integer. */
+static bool int_flag(jinja *j, jval v) {
+    if (v.k == V_UNDEF) jfail(j, J_TYPE, "'Undefined' object cannot be interpreted as an integer");
+    return v.k != V_MISSING && jindex(j, v, "") != 0;
+}
+
 static jval fold_case(jinja *j, jval v, bool case_sensitive) {
     return v.k == V_STR && !case_sensitive ? jstring(jstr_case(j, v.s, CASE_LOWER)) : v;
 }
@@ -81,7 +87,8 @@ static jval f_join(jinja *j, jval v, const jargs *a) {
         jlist *l = jto_list(j, v);
         bool safe = x[0].k == V_STR && x[0].s->markup;
         for (size_t i = 0; i < l->n; i++) safe |= l->v[i].k == V_STR && l->v[i].s->markup;
-        if (safe) return jstring(jstr_join(j, jstr_escape(j, x[0].k == V_MISSING ? jstring(sep) : x[0]), jlistv(l), true));
+        if (safe)
+            return jstring(jstr_join(j, jstr_escape(j, x[0].k == V_MISSING ? jstring(sep) : x[0]), jlistv(l), true));
         v = jlistv(l);
     }
     return jstring(jstr_join(j, sep, v, true));
@@ -173,7 +180,7 @@ static jval f_sort(jinja *j, jval v, const jargs *a) {
     }
     k = jalloc(j, (l->n + 1) * sizeof *k);
     for (size_t i = 0; i < l->n; i++) k[i] = (keyed){sort_key(j, l->v[i], paths, flag(j, x[1])), l->v[i]};
-    return jlistv(sort_by(j, k, l->n, flag(j, x[0])));
+    return jlistv(sort_by(j, k, l->n, int_flag(j, x[0])));
 }
 
 static jval f_dictsort(jinja *j, jval v, const jargs *a) {
@@ -194,7 +201,7 @@ static jval f_dictsort(jinja *j, jval v, const jargs *a) {
     k = jalloc(j, (l->n + 1) * sizeof *k);
     for (size_t i = 0; i < l->n; i++)
         k[i] = (keyed){fold_case(j, l->v[i].l->v[by_value], flag(j, x[0])), l->v[i]};
-    return jlistv(sort_by(j, k, l->n, flag(j, x[2])));
+    return jlistv(sort_by(j, k, l->n, int_flag(j, x[2])));
 }
 
 static jval f_groupby(jinja *j, jval v, const jargs *a) {

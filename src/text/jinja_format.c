@@ -71,7 +71,11 @@ static void put_int(jinja *j, jsb *out, const spec *f, jval v) {
     unsigned __int128 u = i < 0 ? -(unsigned __int128)i : (unsigned __int128)i;
     unsigned base = f->type == 'x' || f->type == 'X' ? 16 : f->type == 'o' ? 8 : f->type == 'b' ? 2 : 10;
     size_t n = digits_of(u, base, f->type == 'X', t + sizeof t);
-    const char *prefix = !f->alt || base == 10 ? "" : base == 8 ? "0o" : base == 2 ? "0b" : f->type == 'X' ? "0X" : "0x";
+    const char *prefix = !f->alt || base == 10 ? ""
+                         : base == 8           ? "0o"
+                         : base == 2           ? "0b"
+                         : f->type == 'X'      ? "0X"
+                                               : "0x";
     put_number(j, out, f, i < 0, prefix, t + sizeof t - n, n);
 }
 
@@ -177,8 +181,10 @@ static void percent_value(jinja *j, jsb *b, spec *f, jval v, bool markup, size_t
             v = jint128(j, (ji128)v.f);
         }
         if (!jis_int(v))
-            jfail(j, J_TYPE, f->type == 'x' || f->type == 'X' || f->type == 'o' ? "%%%c format: an integer is required, not %s"
-                                                                               : "%%%c format: a real number is required, not %s", f->type, jtype_name(v));
+            jfail(j, J_TYPE,
+                  f->type == 'x' || f->type == 'X' || f->type == 'o' ? "%%%c format: an integer is required, not %s"
+                                                                     : "%%%c format: a real number is required, not %s",
+                  f->type, jtype_name(v));
         if (f->precision > 0) { /* at least that many digits */
             spec g = {.fill = jstr_lit(j, "0"), .align = '=', .type = f->type, .width = f->precision};
             bool neg = jas_i128(v) < 0;
@@ -196,7 +202,8 @@ static void percent_value(jinja *j, jsb *b, spec *f, jval v, bool markup, size_t
         if (!jis_num(v)) jfail(j, J_TYPE, "must be real number, not %s", jtype_name(v));
         put_float(j, b, f, jas_double(v));
         return;
-    default: jfail(j, J_VALUE, "unsupported format character '%c' (0x%x) at index %zu", f->type, (unsigned char)f->type, at);
+    default:
+        jfail(j, J_VALUE, "unsupported format character '%c' (0x%x) at index %zu", f->type, (unsigned char)f->type, at);
     }
 }
 
@@ -267,7 +274,7 @@ typedef struct {
     bool markup;
 } braces;
 
-static spec parse_spec(jinja *j, const jstr *s) {
+static spec parse_spec(jinja *j, const jstr *s, const char *type) {
     spec f = {.precision = -1};
     size_t at = 0, w = s->n ? jutf8_len((unsigned char)s->p[0]) : 0;
     if (s->n > w && strchr("<>=^", s->p[w]) && s->p[w]) {
@@ -285,16 +292,20 @@ static spec parse_spec(jinja *j, const jstr *s) {
         f.zero = true;
         at++;
     }
-    for (; at < s->n && s->p[at] >= '0' && s->p[at] <= '9' && f.width <= MAX_WIDTH; at++) f.width = f.width * 10 + (s->p[at] - '0');
+    for (; at < s->n && s->p[at] >= '0' && s->p[at] <= '9' && f.width <= MAX_WIDTH; at++)
+        f.width = f.width * 10 + (s->p[at] - '0');
     if (at < s->n && (s->p[at] == ',' || s->p[at] == '_')) f.group = s->p[at++];
     if (at < s->n && s->p[at] == '.') {
         f.precision = 0;
         if (++at >= s->n || s->p[at] < '0' || s->p[at] > '9') jfail(j, J_VALUE, "Format specifier missing precision");
-        for (; at < s->n && s->p[at] >= '0' && s->p[at] <= '9' && f.precision <= MAX_WIDTH; at++) f.precision = f.precision * 10 + (s->p[at] - '0');
+        for (; at < s->n && s->p[at] >= '0' && s->p[at] <= '9' && f.precision <= MAX_WIDTH; at++)
+            f.precision = f.precision * 10 + (s->p[at] - '0');
     }
     if (f.width > MAX_WIDTH || f.precision > MAX_WIDTH) jfail(j, J_LIMIT, "width too large");
     if (at < s->n) f.type = s->p[at++];
-    if (at < s->n) jfail(j, J_VALUE, "Invalid format specifier");
+    if (at < s->n)
+        jfail(j, J_VALUE, "Invalid format specifier '%.*s' for object of type '%s'", s->n < 100 ? (int)s->n : 100, s->p,
+              type);
     if (f.zero && !f.fill) {
         f.fill = jstr_lit(j, "0");
         if (!f.align) f.align = '=';
@@ -313,13 +324,15 @@ static void format_value(jinja *j, jsb *b, jval v, const jstr *text) {
         if (v.k == V_UNDEF) jundef_raise(j, v);
         jfail(j, J_TYPE, "unsupported format string passed to %s.__format__", jtype_name(v));
     }
-    f = parse_spec(j, text);
+    f = parse_spec(j, text, jtype_name(v));
     if (v.k == V_STR) {
         if (f.type && f.type != 's') jfail(j, J_VALUE, "Unknown format code '%c' for object of type 'str'", f.type);
         if (f.sign) jfail(j, J_VALUE, "Sign not allowed in string format specifier");
         if (f.align == '=' && !f.zero) jfail(j, J_VALUE, "'=' alignment not allowed in string format specifier");
         if (f.group) jfail(j, J_VALUE, "Cannot specify '%c' with 's'.", f.group);
-        jsb_str(j, b, jstr_pad(j, cut(j, jstr_plain(j, v.s), f.precision), f.width, f.fill, f.align && f.align != '=' ? f.align : '<'));
+        jsb_str(j, b,
+                jstr_pad(j, cut(j, jstr_plain(j, v.s), f.precision), f.width, f.fill,
+                         f.align && f.align != '=' ? f.align : '<'));
         return;
     }
     if (v.k != V_FLOAT && (!f.type || strchr("bcdoxXn", f.type))) {
@@ -346,10 +359,12 @@ static jval field(jinja *j, braces *f, const jstr *s) {
     }
     if (digits) {
         if (!at) {
-            if (f->autonum < 0) jfail(j, J_VALUE, "cannot switch from manual field specification to automatic field numbering");
+            if (f->autonum < 0)
+                jfail(j, J_VALUE, "cannot switch from manual field specification to automatic field numbering");
             i = f->autonum++;
         } else {
-            if (f->autonum > 0) jfail(j, J_VALUE, "cannot switch from automatic field numbering to manual field specification");
+            if (f->autonum > 0)
+                jfail(j, J_VALUE, "cannot switch from automatic field numbering to manual field specification");
             f->autonum = -1;
         }
         if (i >= (int64_t)f->a->n) jfail(j, J_VALUE, "tuple index out of range");
@@ -445,7 +460,9 @@ static void fill_in(jinja *j, jsb *b, braces *f, const jstr *s, int level) {
             depth += s->p[at] == '{';
             depth -= s->p[at] == '}';
         }
-        if (depth) jfail(j, J_VALUE, from >= s->n ? "Single '{' encountered in format string" : "expected '}' before end of string");
+        if (depth)
+            jfail(j, J_VALUE,
+                  from >= s->n ? "Single '{' encountered in format string" : "expected '}' before end of string");
         replacement(j, b, f, jstr_sub(j, s, from, at - 1), level);
     }
 }

@@ -24,7 +24,9 @@ static jval range(jinja *j, const jargs *a) {
     ji128 n;
     if (a->n_kw) jfail(j, J_TYPE, "range() takes no keyword arguments");
     if (a->n < 1 || a->n > 3)
-        jfail(j, J_TYPE, a->n ? "range expected at most 3 arguments, got %zu" : "range expected at least 1 argument, got %zu", a->n);
+        jfail(j, J_TYPE,
+              a->n ? "range expected at most 3 arguments, got %zu" : "range expected at least 1 argument, got %zu",
+              a->n);
     r->step = 1;
     if (a->n > 1) r->start = jindex(j, a->v[0], "");
     r->stop = jindex(j, a->v[a->n > 1], "");
@@ -48,9 +50,11 @@ jval jdict_of(jinja *j, const char *fname, const jargs *a) {
         jval x;
         for (size_t k = 0; jiter_next(j, it, &x); k++) {
             jlist *l;
-            if (!jiterable(x)) jfail(j, J_TYPE, "cannot convert dictionary update sequence element #%zu to a sequence", k);
+            if (!jiterable(x))
+                jfail(j, J_TYPE, "cannot convert dictionary update sequence element #%zu to a sequence", k);
             l = jto_list(j, x);
-            if (l->n != 2) jfail(j, J_VALUE, "dictionary update sequence element #%zu has length %zu; 2 is required", k, l->n);
+            if (l->n != 2)
+                jfail(j, J_VALUE, "dictionary update sequence element #%zu has length %zu; 2 is required", k, l->n);
             jdict_set(j, d, l->v[0], l->v[1]);
         }
     }
@@ -63,8 +67,10 @@ static jval namespace(jinja *j, const jargs *a) {
     for (uint32_t i = 0; i < v.d->n; i++) {
         const jval key = v.d->e[i].key;
         if (key.k == V_STR && key.s->n && key.s->p[0] == '_')
-            jfail(j, J_SANDBOX, "Chat templates cannot store underscore-prefixed attributes on a namespace, but got '%.*s'. "
-                                "Please rename the attribute.", key.s->n < 100 ? (int)key.s->n : 100, key.s->p);
+            jfail(j, J_SANDBOX,
+                  "Chat templates cannot store underscore-prefixed attributes on a namespace, but got '%.*s'. "
+                  "Please rename the attribute.",
+                  key.s->n < 100 ? (int)key.s->n : 100, key.s->p);
     }
     v.k = V_NS;
     return v;

@@ -344,10 +344,9 @@ void jparse_expect(jparser *p, jtok_kind k);
 void jparse_enter(jparser *p);
 void jparse_leave(jparser *p);
 
-/* Which names end a tuple besides brackets. */
-jnode *jexpr_tuple(jparser *p, bool with_cond, const char *end_name, bool parens);
+jnode *jexpr_tuple(jparser *p, bool with_cond, bool parens); /* parens: an empty one is allowed */
 jnode *jexpr_parse(jparser *p, bool with_cond);
-jnode *jexpr_target(jparser *p, const char *end_name, bool name_only, bool with_namespace);
+jnode *jexpr_target(jparser *p, bool name_only, bool with_namespace);
 jnode *jexpr_filter(jparser *p, jnode *node, bool inline_start);
 
 void jparse_template(chat_template *t, jerror *e, const char *text, size_t n);

@@ -29,7 +29,9 @@ static void text(jinja *j, writer *w, const jstr *s) {
         else if (w->ascii && c >= 0x80) {
             uint32_t cp = jutf8_at(s->p + at);
             if (cp < 0x10000) snprintf(t, sizeof t, "\\u%04x", cp);
-            else snprintf(t, sizeof t, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10), 0xdc00 + ((cp - 0x10000) & 0x3ff));
+            else
+                snprintf(t, sizeof t, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10),
+                         0xdc00 + ((cp - 0x10000) & 0x3ff));
         } else continue;
         jsb_sub(j, &w->b, s, from, at);
         jsb_add(j, &w->b, t, strlen(t), jstr_trusted_at(s, at, &hint));
@@ -47,7 +49,11 @@ static void number(jinja *j, writer *w, jval v) {
         return;
     }
     jfloat_text(j, v.f, t);
-    jsb_lit(j, &w->b, !strcmp(t, "nan") ? "NaN" : !strcmp(t, "inf") ? "Infinity" : !strcmp(t, "-inf") ? "-Infinity" : t);
+    jsb_lit(j, &w->b,
+            !strcmp(t, "nan")    ? "NaN"
+            : !strcmp(t, "inf")  ? "Infinity"
+            : !strcmp(t, "-inf") ? "-Infinity"
+                                 : t);
 }
 
 static void new_line(jinja *j, writer *w, size_t level) {
@@ -79,7 +85,12 @@ static void object(jinja *j, writer *w, jval v, size_t level) {
         return;
     }
     if (w->sort) { /* by key alone: keys differ, so whole pairs order the same */
-        jlist *keys = jfilter_find("sort", 4)->fn(j, v, &(jargs){.n_kw = 1, .kw = (const jstr *[]){jstr_lit(j, "case_sensitive")}, .kv = (jval[]){jbool(true)}}).l;
+        jlist *keys =
+            jfilter_find("sort", 4)
+                ->fn(j, v,
+                     &(jargs){
+                         .n_kw = 1, .kw = (const jstr *[]){jstr_lit(j, "case_sensitive")}, .kv = (jval[]){jbool(true)}})
+                .l;
         jdict *sorted = jdict_new(j);
         for (size_t i = 0; i < keys->n; i++) {
             jval x = jnone();

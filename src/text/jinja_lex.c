@@ -386,13 +386,15 @@ static void string(jlex *l, jtok *t, size_t end) {
         case 'v': s[k++] = '\v'; break;
         case '0': case '1': case '2': case '3': case '4': case '5': case '6': case '7':
             cp = 0;
-            for (want = 0; want < 3 && i < n && p[i] >= '0' && p[i] <= '7'; want++, i++) cp = cp * 8 + (uint32_t)(p[i] - '0');
+            for (want = 0; want < 3 && i < n && p[i] >= '0' && p[i] <= '7'; want++, i++)
+                cp = cp * 8 + (uint32_t)(p[i] - '0');
             i--;
             k += jutf8_put(s + k, cp);
             break;
         case 'x': case 'u': case 'U':
             want = c == 'x' ? 2 : c == 'u' ? 4 : 8;
-            if (!hex_escape(p + i + 1, n - i - 1, want, &cp)) lex_fail(l, "truncated \\%c%s escape", c, c == 'x' ? "XX" : c == 'u' ? "XXXX" : "XXXXXXXX");
+            if (!hex_escape(p + i + 1, n - i - 1, want, &cp))
+                lex_fail(l, "truncated \\%c%s escape", c, c == 'x' ? "XX" : c == 'u' ? "XXXX" : "XXXXXXXX");
             i += want;
             if (cp >= 0xd800 && cp < 0xdc00 && i + 2 < n && p[i + 1] == '\\' && p[i + 2] == 'u' &&
                 hex_escape(p + i + 3, n - i - 3, 4, &low) && low >= 0xdc00 && low < 0xe000) {
@@ -467,7 +469,8 @@ static void tag_token(jlex *l, jtok *t) {
     }
     cp = jutf8_at(p);
     if (ident_char(cp)) {
-        for (end = at; end < l->n && ident_char(jutf8_at(l->src + end)); end += jutf8_len((unsigned char)l->src[end])) {}
+        for (end = at; end < l->n && ident_char(jutf8_at(l->src + end)); end += jutf8_len((unsigned char)l->src[end])) {
+        }
         t->kind = T_NAME;
         t->name = jlex_atom(l, p, end - at);
         t->p = p;
@@ -486,7 +489,10 @@ static void tag_token(jlex *l, jtok *t) {
         pass(l, at + strlen(OPERATORS[i].text));
         return;
     }
-    lex_fail(l, *p == '\'' ? "unexpected char \"%.*s\" at %zu" : "unexpected char '%.*s' at %zu",
+    lex_fail(l,
+             *p == '\''   ? "unexpected char \"%.*s\" at %zu"
+             : *p == '\\' ? "unexpected char '\\%.*s' at %zu"
+                          : "unexpected char '%.*s' at %zu",
              (int)jutf8_len((unsigned char)*p), p, jutf8_count(l->src, at));
 close:
     *t = (jtok){.kind = block ? T_BLOCK_END : T_VAR_END, .line = l->line};

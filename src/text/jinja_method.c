@@ -74,7 +74,8 @@ jval jmethod_find(jinja *j, jval obj, const jstr *name) {
     int id;
     if (name->n > 4 && name->p[0] == '_' && name->p[1] == '_' && obj.k != V_NS) {
         bool box = obj.k == V_STR || obj.k == V_LIST || obj.k == V_TUPLE || obj.k == V_DICT;
-        if (PLACE(name, DUNDER) >= 0 || (box && PLACE(name, CONTAINER_DUNDER) >= 0)) return jnone(); /* refused anyway */
+        if (PLACE(name, DUNDER) >= 0 || (box && PLACE(name, CONTAINER_DUNDER) >= 0))
+            return jnone(); /* refused anyway */
     }
     switch (obj.k) {
     case V_STR:
@@ -140,6 +141,7 @@ static jval dict_call(jinja *j, const jmethod *m, const jargs *a) {
 static jval list_call(jinja *j, const jmethod *m, const jargs *a) {
     static const char *const NONE[] = {NULL, NULL, NULL};
     jval x[3], v;
+    const jstr *r;
     int64_t from = 0, to, n = 0, i = 0;
     jiter *it;
     if (m->id == 2) {
@@ -160,7 +162,9 @@ static jval list_call(jinja *j, const jmethod *m, const jargs *a) {
         n++;
     }
     if (m->id == 0) return jint(n);
-    jfail(j, J_VALUE, "%.*s is not in list", 60, jrepr(j, x[0])->p);
+    if (m->self.k == V_TUPLE) jfail(j, J_VALUE, "tuple.index(x): x not in tuple");
+    r = jrepr(j, x[0]);
+    jfail(j, J_VALUE, "%.*s is not in %s", r->n < 200 ? (int)r->n : 200, r->p, jtype_name(m->self));
 }
 
 static jval loop_method(jinja *j, const jmethod *m, const jargs *a) {

@@ -136,7 +136,11 @@ static jval power(jinja *j, jval a, jval b) {
 }
 
 jval jarith(jinja *j, jnode_kind op, jval a, jval b) {
-    const char *sign = op == N_SUB ? "-" : op == N_DIV ? "/" : op == N_FLOORDIV ? "//" : op == N_MOD ? "%" : "** or pow()";
+    const char *sign = op == N_SUB        ? "-"
+                       : op == N_DIV      ? "/"
+                       : op == N_FLOORDIV ? "//"
+                       : op == N_MOD      ? "%"
+                                          : "** or pow()";
     ji128 r;
     if (op == N_ADD) return jadd(j, a, b);
     if (op == N_MUL) return multiply(j, a, b);
@@ -172,7 +176,8 @@ bool jcontains(jinja *j, jval seq, jval item) {
     jval x;
     switch (seq.k) {
     case V_STR:
-        if (item.k != V_STR) jfail(j, J_TYPE, "'in <string>' requires string as left operand, not %s", jtype_name(item));
+        if (item.k != V_STR)
+            jfail(j, J_TYPE, "'in <string>' requires string as left operand, not %s", jtype_name(item));
         return jstr_find(j, seq.s, item.s, 0, seq.s->n, false) >= 0;
     case V_LIST: case V_TUPLE:
         for (size_t i = 0; i < seq.l->n; i++)
@@ -357,7 +362,8 @@ jval jslice(jinja *j, jval obj, jval start, jval stop, jval step) {
     if (obj.k == V_RANGE) {
         jrange *r = jalloc(j, sizeof *r);
         uint64_t first = (uint64_t)obj.r->start, by = (uint64_t)obj.r->step; /* the end may lie past the last number */
-        *r = (jrange){(int64_t)(first + (uint64_t)a * by), (int64_t)(first + (uint64_t)b * by), (int64_t)(by * (uint64_t)st), count};
+        *r = (jrange){(int64_t)(first + (uint64_t)a * by), (int64_t)(first + (uint64_t)b * by),
+                      (int64_t)(by * (uint64_t)st), count};
         return (jval){.k = V_RANGE, .r = r};
     }
     l = jlist_new(j, (size_t)count);

@@ -1,10 +1,11 @@
 /* jinja_parse.c - statements: from tokens to the tree that jinja_scope.c and jinja_eval.c walk.
  *
  * Fields: OUTPUT list; DATA value; SET a = target, b = value; SETBLOCK a = target, b = filter or NULL, list = body; FOR
- * a = target, b = iterable, c = filter or NULL, list = body, list2 = else; IF a = test, list = body, list2 = elif nodes,
- * list3 = else; MACRO name, list = body, list2 = parameters, list3 = defaults of the last of them; CALLBLOCK the same
- * with a = the call (NULL: generation block); FILTERBLOCK a = filter, list = body; WITH list2 = targets, list3 = values,
- * list = body; SCOPE, AUTOESCAPE (a = value) and BLOCK (name) list = body.  Grammar: jinja2/parser.py of 3.1.6. */
+ * a = target, b = iterable, c = filter or NULL, list = body, list2 = else; IF a = test, list = body, list2 = elif
+ * nodes, list3 = else; MACRO name, list = body, list2 = parameters, list3 = defaults of the last of them; CALLBLOCK the
+ * same with a = the call (NULL: generation block); FILTERBLOCK a = filter, list = body; WITH list2 = targets, list3 =
+ * values, list = body; SCOPE, AUTOESCAPE (a = value) and BLOCK (name) list = body.  Grammar: jinja2/parser.py of 3.1.6.
+ */
 #include "text/jinja_int.h"
 
 #include <stdarg.h>
@@ -123,9 +124,11 @@ static _Noreturn void fail_tag(jparser *p, const char *name, uint32_t line) {
         for (size_t k = 0; p->ends[i][k]; k++) known |= !strcmp(p->ends[i][k], name);
     if (p->n_ends) {
         ends_text(p->ends[p->n_ends - 1], want, sizeof want);
-        snprintf(middle, sizeof middle, known ? " You probably made a nesting mistake. Jinja is expecting this tag, but "
-                                                "currently looking for %s."
-                                              : " Jinja was looking for the following tags: %s.", want);
+        snprintf(middle, sizeof middle,
+                 known ? " You probably made a nesting mistake. Jinja is expecting this tag, but "
+                         "currently looking for %s."
+                       : " Jinja was looking for the following tags: %s.",
+                 want);
     }
     if (p->n_tags)
         snprintf(tail, sizeof tail, " The innermost block that needs to be closed is '%.60s'.", p->tags[p->n_tags - 1]);
@@ -151,12 +154,12 @@ static void statements_to(jparser *p, jnodes *out, const char *const *ends) {
 }
 
 static jnode *set(jparser *p, uint32_t line) {
-    jnode *target = jexpr_target(p, NULL, false, true), *n;
+    jnode *target = jexpr_target(p, false, true), *n;
     if (p->cur.kind == T_ASSIGN) {
         jparse_advance(p);
         n = jnode_new(p, N_SET, line);
         n->a = target;
-        n->b = jexpr_tuple(p, true, NULL, false);
+        n->b = jexpr_tuple(p, true, false);
         return n;
     }
     n = jnode_new(p, N_SETBLOCK, line);
@@ -168,9 +171,9 @@ static jnode *set(jparser *p, uint32_t line) {
 
 static jnode *loop(jparser *p, uint32_t line) {
     jnode *n = jnode_new(p, N_FOR, line);
-    n->a = jexpr_target(p, "in", false, false);
+    n->a = jexpr_target(p, false, false);
     expect_name(p, "in");
-    n->b = jexpr_tuple(p, false, "recursive", false);
+    n->b = jexpr_tuple(p, false, false);
     if (jparse_skip(p, "if")) n->c = jexpr_parse(p, true);
     n->flag = jparse_skip(p, "recursive");
     statements(p, &n->list, END_FOR_ELSE);
@@ -183,7 +186,7 @@ static jnode *loop(jparser *p, uint32_t line) {
 static jnode *condition(jparser *p, uint32_t line) {
     jnode *result = jnode_new(p, N_IF, line), *n = result;
     for (;;) {
-        n->a = jexpr_tuple(p, false, NULL, false);
+        n->a = jexpr_tuple(p, false, false);
         statements(p, &n->list, END_IF);
         if (jparse_skip(p, "elif")) {
             n = jnode_new(p, N_IF, p->cur.line);
@@ -204,7 +207,7 @@ static void signature(jparser *p, jnode *n) {
     while (p->cur.kind != T_RPAREN) {
         jnode *arg;
         if (n->list2.n) jparse_expect(p, T_COMMA);
-        arg = jexpr_target(p, NULL, true, false);
+        arg = jexpr_target(p, true, false);
         arg->ctx = CTX_PARAM;
         if (p->cur.kind == T_ASSIGN) {
             jparse_advance(p);
@@ -224,7 +227,7 @@ static void signature(jparser *p, jnode *n) {
 
 static jnode *macro(jparser *p, uint32_t line) {
     jnode *n = jnode_new(p, N_MACRO, line);
-    n->name = jexpr_target(p, NULL, true, false)->name;
+    n->name = jexpr_target(p, true, false)->name;
     signature(p, n);
     statements_to(p, &n->list, END_MACRO);
     return n;
@@ -257,7 +260,7 @@ static jnode *with(jparser *p, uint32_t line) {
     while (p->cur.kind != T_BLOCK_END) {
         jnode *t;
         if (n->list2.n) jparse_expect(p, T_COMMA);
-        t = jexpr_target(p, NULL, false, false);
+        t = jexpr_target(p, false, false);
         if (t->kind == N_NAME) t->ctx = CTX_PARAM;
         for (size_t i = 0; t->kind == N_TUPLE && i < t->list.n; i++)
             if (t->list.v[i]->kind == N_NAME) t->list.v[i]->ctx = CTX_PARAM;
@@ -366,7 +369,7 @@ static void body(jparser *p, jnodes *out, const char *const *ends) {
             break;
         case T_VAR_BEGIN:
             jparse_advance(p);
-            n = jexpr_tuple(p, true, NULL, false);
+            n = jexpr_tuple(p, true, false);
             if (!output) jnodes_add(p, out, output = jnode_new(p, N_OUTPUT, n->line));
             jnodes_add(p, &output->list, n);
             jparse_expect(p, T_VAR_END);

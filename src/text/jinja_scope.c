@@ -3,8 +3,8 @@
  * A frame (the template, a macro, a loop's body, its filter, its else part, a set, filter or with block) owns the names
  * stored in it; if-statements share the frame around them.  A frame's names are collected before its inner frames are
  * looked at, so an inner frame sees names that its outer frame stores later.  On entry a slot is loaded: parameters by
- * the caller, ALIAS with the outer frame's value, RESOLVE from the input, UNDEF with nothing.  The latter two differ for a
- * name that is stored first: unconditionally stored names never look at the input, those stored inside an if do.
+ * the caller, ALIAS with the outer frame's value, RESOLVE from the input, UNDEF with nothing.  The latter two differ
+ * for a name that is stored first: unconditionally stored names never look at the input, those stored inside an if do.
  * Same outcome as jinja2/idtracking.py and compiler.py of 3.1.6, whose branch bookkeeping comes down to this rule.
  *
  * Every atom points to its innermost definition; frames push and pop these, so a look-up costs nothing. */
@@ -227,8 +227,9 @@ static void macro(walker *w, jnode *n) {
         if (jstr_is(s, "caller")) {
             own_caller = true;
             if (i + n->list3.n < n->list2.n && body_reads(&n->list, "caller"))
-                jerror_raise(w->e, J_SYNTAX, n->line, "When defining macros or call blocks the special \"caller\" argument "
-                                                      "must be omitted or be given a default.");
+                jerror_raise(w->e, J_SYNTAX, n->line,
+                             "When defining macros or call blocks the special \"caller\" argument "
+                             "must be omitted or be given a default.");
         }
         own_kwargs |= jstr_is(s, "kwargs");
         own_varargs |= jstr_is(s, "varargs");

@@ -56,14 +56,18 @@ size_t jutf8_count(const char *p, size_t n) {
 
 bool jcp_space(uint32_t cp) {
     return (cp >= 9 && cp <= 13) || (cp >= 0x1c && cp <= 0x20) || cp == 0x85 || cp == 0xa0 || cp == 0x1680 ||
-           (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 || cp == 0x202f || cp == 0x205f || cp == 0x3000;
+           (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 || cp == 0x202f || cp == 0x205f ||
+           cp == 0x3000;
 }
 
 bool jcp_printable(uint32_t cp) {
     if (cp < 0x7f) return cp >= 0x20;
     switch (utf8proc_category((utf8proc_int32_t)cp)) {
     case UTF8PROC_CATEGORY_CC: case UTF8PROC_CATEGORY_CF: case UTF8PROC_CATEGORY_CS: case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_CN: case UTF8PROC_CATEGORY_ZL: case UTF8PROC_CATEGORY_ZP: case UTF8PROC_CATEGORY_ZS: return false;
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS: return false;
     default: return true;
     }
 }
@@ -270,7 +274,11 @@ const jstr *jstr_concat(jinja *j, const jstr *a, const jstr *b) {
     memcpy(room->data + room->used, b->p, b->n);
     room->used += b->n;
     s = jalloc(j, sizeof *s);
-    *s = (jstr){.p = room->data + room->used - n, .n = (uint32_t)n, .n_cp = a->n_cp + b->n_cp, .room = room, .markup = a->markup};
+    *s = (jstr){.p = room->data + room->used - n,
+                .n = (uint32_t)n,
+                .n_cp = a->n_cp + b->n_cp,
+                .room = room,
+                .markup = a->markup};
     if (k) {
         jspan *v = jalloc(j, k * sizeof *v);
         uint32_t m = a->n_spans, i = 0;

@@ -339,7 +339,9 @@ static bool affix(jinja *j, const jstr *s, size_t from, size_t to, jval what, bo
         return false;
     }
     if (what.k != V_STR)
-        jfail(j, J_TYPE, nested ? "tuple for %s must only contain str, not %s" : "%s first arg must be str or a tuple of str, not %s",
+        jfail(j, J_TYPE,
+              nested ? "tuple for %s must only contain str, not %s"
+                     : "%s first arg must be str or a tuple of str, not %s",
               at_end ? "endswith" : "startswith", jtype_name(what));
     jbytes(j, what.s->n);
     if (to - from < what.s->n) return false;
@@ -444,7 +446,8 @@ static jval splits(jinja *j, const jstr *s, int id, const jargs *a) {
     jval x[2];
     int64_t max;
     jbind(j, NAMES[id], a, 0, 2, SPLIT, x);
-    if (x[0].k != V_MISSING && x[0].k != V_NONE) want_str(j, x[0], "");
+    if (x[0].k != V_MISSING && x[0].k != V_NONE && x[0].k != V_STR)
+        jfail(j, J_TYPE, "must be str or None, not %s", jtype_name(x[0]));
     max = x[1].k == V_MISSING ? -1 : jindex(j, x[1], "");
     return jlistv(jstr_split(j, s, x[0].k == V_STR ? x[0].s : NULL, max < 0 ? -1 : max, id == S_RSPLIT));
 }

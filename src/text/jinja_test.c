@@ -18,13 +18,19 @@ static bool t_none(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_none"
 static bool t_boolean(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_boolean"); return v.k == V_BOOL; }
 static bool t_true(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_true"); return v.k == V_BOOL && v.i; }
 static bool t_false(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_false"); return v.k == V_BOOL && !v.i; }
-static bool t_integer(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_integer"); return v.k == V_INT || v.k == V_BIG; }
+static bool t_integer(jinja *j, jval v, const jargs *a) {
+    NO_ARGS(j, a, "test_integer");
+    return v.k == V_INT || v.k == V_BIG;
+}
 static bool t_float(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_float"); return v.k == V_FLOAT; }
 static bool t_number(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_number"); return jis_num(v); }
 static bool t_string(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_string"); return v.k == V_STR; }
 static bool t_mapping(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_mapping"); return v.k == V_DICT; }
 static bool t_iterable(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_iterable"); return jiterable(v); }
-static bool t_escaped(jinja *j, jval v, const jargs *a) { NO_ARGS(j, a, "test_escaped"); return v.k == V_STR && v.s->markup; }
+static bool t_escaped(jinja *j, jval v, const jargs *a) {
+    NO_ARGS(j, a, "test_escaped");
+    return v.k == V_STR && v.s->markup;
+}
 
 static bool t_callable(jinja *j, jval v, const jargs *a) {
     NO_ARGS(j, a, "callable");

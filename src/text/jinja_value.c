@@ -1,7 +1,7 @@
 /* jinja_value.c - values: numbers, lists, dicts, undefined, equality and order, iteration.
  *
- * Lists and dicts of a render never change once a template sees them (the sandbox refuses the methods that would), except
- * namespaces.  Nested values are walked with jdeeper(), so that depth is bounded. */
+ * Lists and dicts of a render never change once a template sees them (the sandbox refuses the methods that would),
+ * except namespaces.  Nested values are walked with jdeeper(), so that depth is bounded. */
 #include "text/jinja_int.h"
 
 #include <math.h>
@@ -426,7 +426,15 @@ jval jiter_val(jiter *it) {
 
 bool jiterable(jval v) {
     switch (v.k) {
-    case V_UNDEF: case V_STR: case V_BYTES: case V_LIST: case V_TUPLE: case V_DICT: case V_VIEW: case V_RANGE: case V_ITER:
+    case V_UNDEF:
+    case V_STR:
+    case V_BYTES:
+    case V_LIST:
+    case V_TUPLE:
+    case V_DICT:
+    case V_VIEW:
+    case V_RANGE:
+    case V_ITER:
     case V_LOOP: return true;
     default: return false;
     }

@@ -24,7 +24,8 @@ static void whole_characters(char *s, size_t cap) {
     if (k && k - 1 + jutf8_len((unsigned char)s[k - 1]) > n) s[k - 1] = 0;
 }
 
-__attribute__((format(printf, 4, 0))) static void fill_error(jerror *e, jclass cls, uint32_t line, const char *fmt, va_list ap) {
+__attribute__((format(printf, 4, 0))) static void fill_error(jerror *e, jclass cls, uint32_t line, const char *fmt,
+                                                             va_list ap) {
     char msg[sizeof ((hd_err *)0)->msg];
     vsnprintf(msg, sizeof msg, fmt, ap);
     whole_characters(msg, sizeof msg);
@@ -99,7 +100,8 @@ __attribute__((noinline)) static hd_status guarded_run(jinja *j, template_spans 
     if (setjmp(j->e.jump)) return j->e.err->code;
     j->inputs = jdict_new(j);
     jrun(j);
-    if (spans && !spans_write(spans, &j->root)) return hd_fail_field(j->e.err, HD_NOMEM, "memory", "no memory for the spans");
+    if (spans && !spans_write(spans, &j->root))
+        return hd_fail_field(j->e.err, HD_NOMEM, "memory", "no memory for the spans");
     return HD_OK;
 }
 
@@ -111,8 +113,10 @@ hd_status template_render(const chat_template *t, const json_t *input, const tem
     hd_status st;
     size_t max;
     if (!opt) opt = &DEFAULTS;
-    if (!json_is_object(input)) return hd_fail_field(err, HD_INVALID, "input", "the template's input is not a JSON object");
-    if (!(j = hd_calloc(1, sizeof *j))) return hd_fail_field(err, HD_NOMEM, "memory", "no memory to render the template");
+    if (!json_is_object(input))
+        return hd_fail_field(err, HD_INVALID, "input", "the template's input is not a JSON object");
+    if (!(j = hd_calloc(1, sizeof *j)))
+        return hd_fail_field(err, HD_NOMEM, "memory", "no memory to render the template");
     max = opt->max_output ? opt->max_output : JINJA_MAX_OUTPUT;
     j->e.err = err ? err : &own;
     j->t = t;

@@ -363,6 +363,16 @@ cont' }}{{ "\u00e9\x41\101\n\q" }}{{ 'tab\t|' }}
 ====
 {{ '\ud83d' }}
 ====
+{% for a, in [[1]] %}{{ a }}{% endfor %}
+====
+{{ '' '' }}{{ '' 'a' }}
+====
+{{ l | sort(x) }}
+====
+{{ d \\ 1 }}
+====
+{% for k, v in d.items() if k != 'a' %}{{ k }}{{ loop.last }}{{ loop.previtem }}{% endfor %}
+====
 {% set _ns = namespace(_a=1) %}
 """
 
