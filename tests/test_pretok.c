@@ -171,8 +171,7 @@ static void *long_runs(void *arg) {
                                         "\xe3\x80\x80",
                                         "a1",
                                         "\n\n a",
-                                        "\xce\xb1"
-                                        "B"};
+                                        "\xce\xb1\x42"};
     enum { N = 1 << 21 };
     char *s = malloc(N);
     size_t *len = malloc(N * sizeof *len);

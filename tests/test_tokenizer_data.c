@@ -67,7 +67,7 @@ static char *vocab_bytes(const char *name, size_t *n) {
 static tokenizer *open_vocab(const char *name) {
     size_t n;
     char *bytes = vocab_bytes(name, &n);
-    tokenizer *t;
+    tokenizer *t = NULL;
     gguf *g;
     hd_err err;
     if (!bytes) return NULL;
@@ -410,7 +410,7 @@ static void invalid_bytes(void **state) {
             if (!hex) continue;
             n++;
             for (; hex[2 * len]; len++) {
-                unsigned b;
+                unsigned b = 0;
                 assert_true(len < sizeof bytes && sscanf(hex + 2 * len, "%2x", &b) == 1);
                 bytes[len] = (char)b;
             }
