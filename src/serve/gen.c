@@ -336,6 +336,7 @@ static void cancel_error(serve_error *e, cancel_reason why) {
 static void flush_entries(gen *g, choice *ch, bool all) {
     size_t i = 0;
     while (i < ch->n_pending && (all || ch->pending[i].start < ch->text_bytes)) g->d->entry(g, ch, &ch->pending[i++]);
+    if (!i) return; /* pending may be NULL */
     memmove(ch->pending, ch->pending + i, (ch->n_pending - i) * sizeof *ch->pending);
     ch->n_pending -= i;
 }
