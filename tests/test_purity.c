@@ -97,7 +97,7 @@ static void disturb(engine *e, const workload *w, uint64_t *seed, session **s, s
     }
 }
 
-static void check_model(const char *name, const char *path) {
+static void check_model(const char *name, const char *path, int rounds) {
     workload *w = hd_calloc(1, sizeof *w);
     run_result alone[N_REQS], mixed[N_REQS];
     setting base = {1, {.kv_type = TENSOR_F16, .max_rows = 1, .ctx = 512, .kv_budget_bytes = 256u << 20}};
@@ -114,7 +114,7 @@ static void check_model(const char *name, const char *path) {
     }
     engine_close(e);
     model_close(m);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         setting s = random_setting(&seed, one_row);
         size_t order[N_REQS];
         session *others[4];
@@ -144,7 +144,7 @@ static void check_model(const char *name, const char *path) {
         engine_close(e);
         model_close(m);
     }
-    print_message("%s: %d requests equal in %d interleavings, %u preemptions on the way\n", name, N_REQS, ROUNDS, preemptions);
+    print_message("%s: %d requests equal in %d interleavings, %u preemptions on the way\n", name, N_REQS, rounds, preemptions);
     for (size_t i = 0; i < N_REQS; i++) run_result_deinit(&alone[i]);
     hd_free(w);
 }
@@ -155,7 +155,7 @@ static void check_tiny(const char *variant) {
     assert_true(fd >= 0);
     close(fd);
     assert_int_equal(tiny_model_write(tiny_variant_find(variant), NULL, path), 0);
-    check_model(variant, path);
+    check_model(variant, path, ROUNDS);
     unlink(path);
 }
 
@@ -171,7 +171,8 @@ static void demo_model(void **state) {
         print_message("skipped: HEDDLE_TEST_MODEL does not name a model\n");
         skip();
     }
-    check_model("demo model", path);
+    /* A real model takes its time; $HEDDLE_TEST_ROUNDS asks for more than these few. */
+    check_model("demo model", path, getenv("HEDDLE_TEST_ROUNDS") ? atoi(getenv("HEDDLE_TEST_ROUNDS")) : 3);
 }
 
 int main(void) {
