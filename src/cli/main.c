@@ -1,8 +1,19 @@
 /* main.c - finds the command in the table of cli.h.  One file per command. */
 #include "cli/cli.h"
 
+#include "base/log.h"
+
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+static void log_level_from_environment(void) {
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    const char *want = getenv("HEDDLE_LOG");
+    for (int i = 0; want && i < 4; i++)
+        if (!strcmp(want, names[i])) hd_log_set((hd_log_level)i);
+}
 
 int cmd_version(int argc, char **argv) {
     (void)argc, (void)argv;
@@ -20,6 +31,8 @@ static int usage(FILE *to) {
 
 int main(int argc, char **argv) {
     if (argc < 2) return usage(stderr);
+    log_level_from_environment();
+    if (!strcmp(argv[1], "--version")) argv[1] = (char *)(uintptr_t)"version";
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "help")) return usage(stdout);
 #define X(name, what)                                                                                                  \
     if (!strcmp(argv[1], #name)) return cmd_##name(argc - 1, argv + 1);

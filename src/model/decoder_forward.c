@@ -301,6 +301,7 @@ static void attend(worker *w, size_t i0, size_t i1) {
         job.pages = (const void *const *)g->pages[d->layer_group[w->layer]];
         job.k_off = ((uint64_t)d->layer_in_group[w->layer] * c->n_kv + it->kv_head) * 2 * head_bytes;
         job.v_off = job.k_off + head_bytes;
+        job.k_next = it->kv_head + 1 < c->n_kv ? job.k_off + 2 * head_bytes : 0; /* most likely this member's next item */
         job.n_group = it->n_heads;
         job.q = s->q + t0;
         job.out = s->att + t0;
