@@ -16,6 +16,7 @@ Exit status 1 if any string differs; strings with U+2581 in files with user-defi
 import argparse
 import json
 import random
+import re
 import sys
 import unicodedata
 
@@ -55,7 +56,8 @@ class File:
         self.scores, self.merges = get("scores"), get("merges")
         self.unk, self.bos, self.eos = (get(k + "_token_id", -1) for k in ("unknown", "bos", "eos"))
         self.space_prefix = get("add_space_prefix", True)
-        self.user = [t for t, y in zip(self.tokens, self.types) if y == 4]
+        # old converters filled padded vocabularies with user-defined [PADn]; they are no text
+        self.user = [t for t, y in zip(self.tokens, self.types) if y == 4 and not re.fullmatch(r"\[PAD\d+\]", t)]
         self.control = [t for t, y in zip(self.tokens, self.types) if y == 3]
 
 
