@@ -51,7 +51,7 @@ def main():
         f.flush()
         r = P.heddle_json("perplexity", args.model, f.name, "--ctx", args.ctx, *[a for a in rest if a != "--"])
     diff = 100 * (r["perplexity"] / ppl - 1)
-    print(f"heddle: {r['tokens']} scored, nll {r['nll']:.6f}, perplexity {r['perplexity']:.4f}: {diff:+.3f} %")
+    print(f"heddle: {r['tokens']} scored, nll {math.log(r['perplexity']):.6f}, perplexity {r['perplexity']:.4f}: {diff:+.3f} %")
     if r["tokens"] != n:
         print(f"the counts differ: heddle scored {r['tokens']}, the peer {n}")
     sys.exit(not (abs(diff) <= args.within and r["tokens"] == n))
