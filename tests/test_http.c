@@ -1,4 +1,5 @@
 /* test_http.c - requests out of bytes: every split, every limit, malformed heads. */
+#include "base/mem.h"
 #include "serve/error.h"
 #include "serve/httpreq.h"
 
@@ -210,6 +211,26 @@ static void keep_alive_and_upgrade(void **state) {
     }
 }
 
+/* The n-th allocation fails, for every n: a 503, nothing leaked. */
+static void no_memory(void **state) {
+    long n = 0, live = hd_mem_live();
+    httpreq r;
+    (void)state;
+    do {
+        hd_mem_fail_after(n++);
+        httpreq_init(&r, 1024, 1024);
+        feed(&r, post, sizeof post - 1, 7);
+        hd_mem_fail_after(-1);
+        assert_true(r.state == HTTPREQ_DONE || (r.state == HTTPREQ_BAD && r.status == 503));
+        assert_true(n < 100);
+        if (r.state == HTTPREQ_DONE) break;
+        httpreq_deinit(&r);
+        assert_int_equal(hd_mem_live(), live);
+    } while (true);
+    assert_true(n > 3);
+    httpreq_deinit(&r);
+}
+
 static void error_shape(void **state) {
     serve_error e = {0};
     hd_buf b;
@@ -229,6 +250,7 @@ int main(void) {
         cmocka_unit_test(chunked_bodies),             cmocka_unit_test(limits),
         cmocka_unit_test(malformed),                  cmocka_unit_test(paths),
         cmocka_unit_test(keep_alive_and_upgrade),     cmocka_unit_test(error_shape),
+        cmocka_unit_test(no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,6 +123,9 @@ static void continuing(void **state) {
     (void)state;
     expect(SCRIPT(TURNS), LAST("assistant", "Once upon"), "{0}[user]hi{1}[assistant]Once upon");
     expect(SCRIPT(TURNS), LAST("assistant", "hi"), "{0}[user]hi{1}[assistant]hi");
+    expect(SCRIPT("{{ messages[1].content }}{{ messages[1].content }}!"), LAST("assistant", "aaa"), "aaaaaa");
+    expect(SCRIPT("{{ messages[1].content|trim }}</s>"), LAST("assistant", " tail \\n"), "tail");
+    refuse(SCRIPT("{{ messages[0].content }}"), LAST("assistant", "gone"), 400, "does not keep");
     refuse(SCRIPT(TURNS), LAST("user", "Once"), 400, "assistant");
     refuse(SCRIPT(TURNS), LAST("assistant", "a") ",\"add_generation_prompt\":true", 400, "exclude");
     expect(SCRIPT(TURNS), "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"add_generation_prompt\":false", "{0}[user]hi{1}");

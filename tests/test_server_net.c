@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CHAT "/v1/chat/completions"
@@ -163,6 +164,40 @@ static void reset_storm(void **state) {
     assert_true(rig_wait(&r, "connections", 1, AT_ONCE)); /* the one that asks */
     sleep_ms(50);
     assert_true(open_files() <= before);
+    rig_close(&r);
+}
+
+/* R006: peers that leave at random moments, in whatever place their request is then; in the end nothing is left. */
+static void leaving_at_any_moment(void **state) {
+    engine_options eo = {.max_rows = 4, .max_queued = 100, .step_tokens = 32};
+    rig r;
+    uint32_t seed = 12345;
+    char *json = long_chat(3000, "\"stream\":true,");
+    (void)state;
+    rig_open(&r, slow, NULL, &eo);
+    for (int round = 0; round < 6; round++) {
+        client c[32];
+        for (int i = 0; i < 32; i++) {
+            assert_true(client_open(&c[i], r.port));
+            client_request(&c[i], "POST", CHAT, NULL, i % 3 == 2 ? json : i % 3 ? "{" MSG("run") "}" : "{" MSG("run") ",\"stream\":true,\"n\":2}");
+        }
+        for (int i = 0; i < 32; i++) {
+            struct timespec t = {0, 0};
+            seed = seed * 1664525 + 1013904223;
+            t.tv_nsec = (long)(seed >> 8) % 3000000;
+            nanosleep(&t, NULL);
+            if (seed >> 31) client_reset(&c[i]);
+            else client_close(&c[i]);
+        }
+    }
+    assert_true(rig_wait(&r, "planning", 0, AT_ONCE));
+    assert_true(rig_wait(&r, "rows", 0, AT_ONCE));
+    assert_true(rig_wait(&r, "queue", 0, AT_ONCE));
+    assert_true(rig_wait(&r, "connections", 1, AT_ONCE));
+    assert_int_equal(rig_state(&r, "pages.used"), 0);
+    assert_int_equal(rig_state(&r, "body_bytes"), 0);
+    json_decref(rig_post(&r, CHAT, "{" MSG("short") "}", NULL));
+    free(json);
     rig_close(&r);
 }
 
@@ -658,6 +693,7 @@ int main(void) {
         cmocka_unit_test(leaving_while_waiting),
         cmocka_unit_test(leaving_while_planning),
         cmocka_unit_test(reset_storm),
+        cmocka_unit_test(leaving_at_any_moment),
         cmocka_unit_test(stalled_reader),
         cmocka_unit_test(full_queue),
         cmocka_unit_test(limits_on_requests),

@@ -67,7 +67,8 @@ void jsonw_double(hd_buf *b, double v) {
         buf_str(b, "null");
         return;
     }
-    for (prec = 1; prec < 17; prec++) {
+    /* What reads back at 15 digits or fewer prints the same at 15, except among the subnormals. */
+    for (prec = fabs(v) < 2.3e-308 ? 1 : 15; prec < 17; prec++) {
         snprintf(t, sizeof t, "%.*g", prec, v);
         if (strtod(t, NULL) == v) break;
     }

@@ -16,7 +16,7 @@
 #include <string.h>
 
 enum {
-    DRAIN_EVENTS = 256,        /* taken in one turn before other connections get theirs */
+    DRAIN_EVENTS = 64,         /* taken in one turn before other connections get theirs */
     HELD_READ_US = 10000000,   /* well below the engine's idle timeout */
     PIECE_MAX = 64 << 20,      /* rendered entries of one kind of one choice */
     TEXT_MAX = 64 << 20,

@@ -107,7 +107,7 @@ static void reply_done(conn *c) {
     c->streaming = false;
     c->request_id[0] = 0;
     uncount(c);
-    if (!c->keep_alive || server_phase_now(s) >= PHASE_DRAINING) {
+    if (!c->keep_alive) {
         flush_and_close(c);
     } else {
         httpreq_reset(&c->req);
@@ -121,6 +121,7 @@ static void reply_done(conn *c) {
 static void write_head(conn *c, int status, const char *type, const char *extra, int64_t length) {
     struct evbuffer *out = bufferevent_get_output(c->bev);
     const char *origin = httpreq_get(&c->req, HTTPREQ_ORIGIN);
+    if (server_phase_now(c->srv) >= PHASE_DRAINING) c->keep_alive = false;
     evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nServer: heddle\r\n", status, http_status_str((enum http_status)status));
     if (type) evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
     if (length >= 0) evbuffer_add_printf(out, "Content-Length: %lld\r\n", (long long)length);

@@ -110,7 +110,7 @@ static json_t *tool_calls(const json_t *calls, const char *at, serve_error *e) {
 }
 
 /* One message, normalised.  NULL after filling e. */
-static json_t *message(const server *s, const json_t *m, size_t i, serve_error *e) {
+static json_t *message(bool knows_developer, const json_t *m, size_t i, serve_error *e) {
     static const char *const roles[] = {"system", "developer", "user", "assistant", "tool", "function"};
     char at[64];
     const json_t *v;
@@ -131,7 +131,7 @@ static json_t *message(const server *s, const json_t *m, size_t i, serve_error *
     }
     if (!(out = json_copy((json_t *)(uintptr_t)m))) return oom(e), NULL;
     /* Templates know four roles; the few that know `developer` say so in their text. */
-    if (!strcmp(role, "developer") && !(s->info->chat_text && strstr(s->info->chat_text, "developer")))
+    if (!strcmp(role, "developer") && !knows_developer)
         json_object_set_new(out, "role", json_string("system"));
     else if (!strcmp(role, "function"))
         json_object_set_new(out, "role", json_string("tool"));
@@ -174,6 +174,7 @@ bad:
 
 static json_t *messages(const server *s, const json_t *body, serve_error *e) {
     const json_t *in = req_get(body, "messages");
+    bool knows_developer = s->info->chat_text && strstr(s->info->chat_text, "developer");
     json_t *out;
     if (!json_is_array(in)) {
         bad_field(e, "messages", in ? "messages must be an array" : "messages is missing");
@@ -185,7 +186,7 @@ static json_t *messages(const server *s, const json_t *body, serve_error *e) {
     }
     if (!(out = json_array())) return oom(e), NULL;
     for (size_t i = 0; i < json_array_size(in); i++) {
-        json_t *m = message(s, json_array_get(in, i), i, e);
+        json_t *m = message(knows_developer, json_array_get(in, i), i, e);
         if (!m || json_array_append_new(out, m)) {
             if (m) oom(e);
             json_decref(out);
@@ -245,17 +246,37 @@ static bool template_error(hd_status st, const hd_err *err, serve_error *e) {
     return serve_fail(e, 400, "template_error", "messages", "the chat template refused this conversation: %s", err->msg);
 }
 
+static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+
+static void reverse(char *dst, const char *src, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = src[n - 1 - i];
+}
+
+/* Where `want` begins for the last time in text; n_text if nowhere.  Both are reversed so that memmem, which is linear
+ * whatever the client wrote, finds it.  False: no memory. */
+static bool last_place(const char *text, size_t n_text, const char *want, size_t n, size_t *at) {
+    char *r, *hit;
+    *at = n_text;
+    if (!n || n > n_text) return true;
+    if (!(r = hd_alloc(n_text + n))) return false;
+    reverse(r, text, n_text);
+    reverse(r + n_text, want, n);
+    if ((hit = memmem(r, n_text, r + n_text, n))) *at = n_text - (size_t)(hit - r) - n;
+    hd_free(r);
+    return true;
+}
+
 /* Cut the rendering behind the last message's text, so that the model goes on with it. */
 static bool cut_final(const json_t *msgs, hd_buf *text, serve_error *e) {
     const json_t *last = json_array_get(msgs, json_array_size(msgs) - 1), *c = json_object_get(last, "content");
     const char *want = json_string_value(c);
-    size_t n = json_string_length(c);
+    size_t n = json_string_length(c), at;
     if (!want || strcmp(json_string_value(json_object_get(last, "role")), "assistant"))
         return bad_field(e, "continue_final_message", "the last message is not an assistant's text");
-    while (n && strchr(" \t\r\n", want[0])) want++, n--; /* templates trim; look for what survives that */
-    while (n && strchr(" \t\r\n", want[n - 1])) n--;
-    for (size_t at = text->len; n && at-- > 0;) {
-        if (text->len - at < n || memcmp(text->data + at, want, n)) continue;
+    while (n && is_space(want[0])) want++, n--; /* templates trim; look for what survives that */
+    while (n && is_space(want[n - 1])) n--;
+    if (!last_place(text->data, text->len, want, n, &at)) return oom(e);
+    if (at < text->len) {
         text->len = at + n;
         text->data[text->len] = 0;
         return true;
