@@ -2,7 +2,7 @@
 #include "cli/input.h"
 
 #include "cli/cli.h"
-#include "format/gguf.h"
+#include "model/model.h"
 
 #include <errno.h>
 #include <string.h>
@@ -10,13 +10,14 @@
 enum { MAX_LINE_BYTES = 1 << 28 };
 
 hd_status input_tokenizer(tokenizer **out, const char *path, hd_err *err) {
-    gguf *g;
-    hd_status st;
+    model_options opt = {.vocab_only = true};
+    model *m;
+    hd_status st = model_open(&m, path, &opt, err);
     *out = NULL;
-    if ((st = gguf_open(&g, path, err))) return st;
-    st = tokenizer_from_gguf(out, g, err);
-    gguf_close(g);
-    return st;
+    if (st) return st;
+    *out = model_take_tokenizer(m);
+    model_close(m);
+    return HD_OK;
 }
 
 static FILE *open_or_stdin(const char *path) { return strcmp(path, "-") ? fopen(path, "rb") : stdin; }

@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-/* The tokenizer of MODEL (a GGUF file, also one that holds a vocabulary only).  Free with tokenizer_free. */
+/* The tokenizer of MODEL (a GGUF file, also one that holds a vocabulary only, or script:FILE).  Free with tokenizer_free. */
 hd_status input_tokenizer(tokenizer **out, const char *path, hd_err *err);
 
 /* The bytes of a file appended to out. */

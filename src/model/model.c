@@ -17,6 +17,12 @@ void model_close(model *m) {
     if (m) m->ops->close(m);
 }
 
+tokenizer *model_take_tokenizer(model *m) {
+    tokenizer *t = m->tok;
+    m->tok = NULL;
+    return t;
+}
+
 const model_info *model_get(const model *m) { return &m->info; }
 const kernels *model_kernels(const model *m) { return m->k; }
 

@@ -26,6 +26,8 @@ typedef struct {
 /* MODEL: a GGUF file (any part of a split), or "script:FILE". */
 hd_status model_open(model **out, const char *name, const model_options *opt, hd_err *err);
 void model_close(model *m);
+/* Hand the tokenizer to the caller, who frees it; the model may only be closed after that. */
+tokenizer *model_take_tokenizer(model *m);
 
 enum { MODEL_MAX_GROUPS = 2, MODEL_MAX_EOG = 16 };
 
