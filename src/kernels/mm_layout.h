@@ -7,22 +7,28 @@
  *   F32 F16 BF16     8    ..   [k][r]
  *   Q4_0            64   288   d f16[2][r]               2 x nibbles
  *   Q4_1            64   320   d f16[2][r], m f16[2][r]  2 x nibbles
- *   Q5_0            64   352   d f16[2][r]               2 x (nibbles, bits1)
- *   Q5_1            64   384   d f16[2][r], m f16[2][r]  2 x (nibbles, bits1)
+ *   Q5_0            64   352   d f16[2][r]               2 x fives
+ *   Q5_1            64   384   d f16[2][r], m f16[2][r]  2 x fives
  *   Q8_0            64   544   d f16[2][r]               2 x bytes
  *   IQ4_NL          64   288   d f16[2][r]               2 x pair nibbles
  *   Q4_K           256  1184   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x nibbles
- *   Q5_K           256  1440   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x (nibbles, bits1)
- *   Q6_K           256  1680   d f16[r], scales i8[128]                            8 x (nibbles, 2 x bits2)
- *   Q2_K           256   672   d f16[r], dmin f16[r], scale | min << 4 u8[128]     8 x 2 x bits2
- *   Q3_K           256   912   d f16[r], scales i8[128]                            8 x (2 x bits2, bits1)
+ *   Q5_K           256  1440   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x fives
+ *   Q6_K           256  1680   d f16[r], scales i8[128]                            8 x sixes
+ *   Q2_K           256   672   d f16[r], dmin f16[r], scale | min << 4 u8[128]     8 x twos
+ *   Q3_K           256   912   d f16[r], scales i8[128]                            8 x threes
  *   IQ4_XS         256  1104   d f16[r], scales i8[8][r] (already less 32)         8 x pair nibbles
  *
  * Per 32 columns (k = 0..31 inside them), made so that one 256-bit vector is 8 rows x 4 consecutive k and is multiplied
  * by one broadcast 32-bit word of four int8 activations:
  *   nibbles  128 B  byte 32j+4r+i: low = q[r][4j+i], high = q[r][16+4j+i]                     (j, i in 0..3)
- *   bits1     32 B  byte 4r+i, bit k/4 = one bit of q[r][k], i = k%4
- *   bits2     32 B  of one half of 16 k: byte 4r+i, bits 2j..2j+1 = two bits of q[r][4j+i]
+ *   twos      64 B  byte 32h+4r+i, bits 2j..2j+1 = q[r][16h+4j+i]                              (h in 0..1)
+ * The odd widths keep whole values in the low bits, where one AND gets them, and cut the rest of the values over the
+ * high bits.  With w(j) the byte q[r][4j+i], byte 32b+4r+i is
+ *   threes    96 B  b=0: w0 | w1 << 3 | w6.01 << 6      b=1: w2 | w3 << 3 | w6.2 << 6 | w7.2 << 7
+ *                   b=2: w4 | w5 << 3 | w7.01 << 6
+ *   fives    160 B  b=0: w0 | w5.012 << 5    b=1: w1 | w7.3 << 5 | w5.34 << 6    b=2: w2 | w6.012 << 5
+ *                   b=3: w3 | w7.4 << 5 | w6.34 << 6    b=4: w4 | w7.012 << 5
+ *   sixes    192 B  two halves of 96 B for 16 k each, in a half  b=0..2: wb | w3.(2b, 2b+1) << 6
  * or, for types that multiply int16, so that one 128-bit vector is 8 rows x 2 k:
  *   bytes    512 B  byte 16p+2r+i = q[r][2p+i]                                                (p in 0..15, i in 0..1)
  *   pair nibbles 128 B  byte 16p+2r+i: low = q[r][2p+i], high = q[r][16+2p+i]                 (p in 0..7)

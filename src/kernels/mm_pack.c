@@ -16,15 +16,39 @@ static inline void put32(uint8_t *p, uint32_t v) { memcpy(p, &v, 4); }
 static inline void fold_nibbles(uint8_t *nib, unsigned r, const uint8_t *q) {
     for (unsigned j = 0; j < 4; j++) put32(nib + 32 * j + 4 * r, mm_ld32(q + 4 * j) | mm_ld32(q + 16 + 4 * j) << 4);
 }
-static inline void fold_bits1(uint8_t *bits, unsigned r, const uint8_t *q) {
-    uint32_t v = 0;
-    for (unsigned b = 0; b < 8; b++) v |= mm_ld32(q + 4 * b) << b;
-    put32(bits + 4 * r, v);
+/* Bits [from, from + n) of each of four values, moved to bit `to` of their bytes. */
+static inline uint32_t part(uint32_t w, unsigned from, unsigned n, unsigned to) {
+    return (w >> from & 0x01010101u * ((1u << n) - 1)) << to;
 }
-static inline void fold_bits2(uint8_t *bits, unsigned r, const uint8_t *q) { /* q[0..16) */
-    uint32_t v = 0;
-    for (unsigned j = 0; j < 4; j++) v |= mm_ld32(q + 4 * j) << 2 * j;
-    put32(bits + 4 * r, v);
+static inline void fold_twos(uint8_t *o, unsigned r, const uint8_t *q) {
+    for (unsigned h = 0; h < 2; h++) {
+        uint32_t v = 0;
+        for (unsigned j = 0; j < 4; j++) v |= mm_ld32(q + 16 * h + 4 * j) << 2 * j;
+        put32(o + 32 * h + 4 * r, v);
+    }
+}
+static inline void fold_threes(uint8_t *o, unsigned r, const uint8_t *q) {
+    uint32_t w[8];
+    memcpy(w, q, 32);
+    put32(o + 4 * r, w[0] | w[1] << 3 | part(w[6], 0, 2, 6));
+    put32(o + 32 + 4 * r, w[2] | w[3] << 3 | part(w[6], 2, 1, 6) | part(w[7], 2, 1, 7));
+    put32(o + 64 + 4 * r, w[4] | w[5] << 3 | part(w[7], 0, 2, 6));
+}
+static inline void fold_fives(uint8_t *o, unsigned r, const uint8_t *q) {
+    uint32_t w[8];
+    memcpy(w, q, 32);
+    put32(o + 4 * r, w[0] | part(w[5], 0, 3, 5));
+    put32(o + 32 + 4 * r, w[1] | part(w[5], 3, 2, 6) | part(w[7], 3, 1, 5));
+    put32(o + 64 + 4 * r, w[2] | part(w[6], 0, 3, 5));
+    put32(o + 96 + 4 * r, w[3] | part(w[6], 3, 2, 6) | part(w[7], 4, 1, 5));
+    put32(o + 128 + 4 * r, w[4] | part(w[7], 0, 3, 5));
+}
+static inline void fold_sixes(uint8_t *o, unsigned r, const uint8_t *q) {
+    uint32_t w[8];
+    memcpy(w, q, 32);
+    for (unsigned h = 0; h < 2; h++)
+        for (unsigned b = 0; b < 3; b++)
+            put32(o + 96 * h + 32 * b + 4 * r, w[4 * h + b] | part(w[4 * h + 3], 2 * b, 2, 6));
 }
 static inline void copy_nibbles(uint8_t *nib, unsigned r, const uint8_t *qs) {
     for (unsigned j = 0; j < 4; j++) memcpy(nib + 32 * j + 4 * r, qs + 4 * j, 4);
@@ -32,15 +56,14 @@ static inline void copy_nibbles(uint8_t *nib, unsigned r, const uint8_t *qs) {
 static inline void copy_pair_nibbles(uint8_t *nib, unsigned r, const uint8_t *qs) {
     for (unsigned p = 0; p < 8; p++) memcpy(nib + 16 * p + 2 * r, qs + 2 * p, 2);
 }
-/* Bit k of a 32-bit word is the high bit of element k. */
-static inline void copy_bits1(uint8_t *bits, unsigned r, uint32_t qh) {
-    for (unsigned i = 0; i < 4; i++) {
-        uint32_t x = (qh >> i) & 0x11111111u; /* bits of k = i, i+4, ...: gather them into one byte */
-        x = (x | x >> 3) & 0x03030303u;
-        x = (x | x >> 6) & 0x000f000fu;
-        x = x | x >> 12;
-        bits[4 * r + i] = (uint8_t)x;
+/* Q5_0 and Q5_1: 16 bytes of nibbles and a word whose bit k is the high bit of element k. */
+static inline void copy_fives(uint8_t *o, unsigned r, const uint8_t *qs, uint32_t qh) {
+    uint8_t q[32];
+    for (unsigned k = 0; k < 16; k++) {
+        q[k] = (uint8_t)((qs[k] & 15) | (qh >> k & 1) << 4);
+        q[16 + k] = (uint8_t)(qs[k] >> 4 | (qh >> (16 + k) & 1) << 4);
     }
+    fold_fives(o, r, q);
 }
 
 /* ---- 32-blocks: unit u of one row, of which n (1 or 2) blocks exist ---- */
@@ -61,15 +84,13 @@ static void pack_32(tensor_type type, uint8_t *unit, unsigned r, const uint8_t *
             break;
         case TENSOR_Q5_0:
             memcpy(unit + 16 * b + 2 * r, src, 2);
-            copy_nibbles(unit + 32 + 160 * b, r, src + 6);
-            copy_bits1(unit + 32 + 160 * b + 128, r, mm_ld32(src + 2));
+            copy_fives(unit + 32 + 160 * b, r, src + 6, mm_ld32(src + 2));
             src += 22;
             break;
         case TENSOR_Q5_1:
             memcpy(unit + 16 * b + 2 * r, src, 2);
             memcpy(unit + 32 + 16 * b + 2 * r, src + 2, 2);
-            copy_nibbles(unit + 64 + 160 * b, r, src + 8);
-            copy_bits1(unit + 64 + 160 * b + 128, r, mm_ld32(src + 4));
+            copy_fives(unit + 64 + 160 * b, r, src + 8, mm_ld32(src + 4));
             src += 24;
             break;
         case TENSOR_IQ4_NL:
@@ -126,18 +147,13 @@ static void pack_q5_k(uint8_t *unit, unsigned r, const uint8_t *src) {
     memcpy(unit + 16 + 2 * r, src + 2, 2);
     scales_6bit(unit + 32, unit + 96, r, src + 4);
     for (unsigned c = 0; c < 4; c++, qs += 32) {
-        uint8_t q[64], h[64];
+        uint8_t q[64];
         for (unsigned l = 0; l < 32; l++) {
-            q[l] = qs[l] & 15;
-            q[32 + l] = qs[l] >> 4;
-            h[l] = qh[l] >> 2 * c & 1;
-            h[32 + l] = qh[l] >> (2 * c + 1) & 1;
+            q[l] = (uint8_t)((qs[l] & 15) | (qh[l] >> 2 * c & 1) << 4);
+            q[32 + l] = (uint8_t)(qs[l] >> 4 | (qh[l] >> (2 * c + 1) & 1) << 4);
         }
-        for (unsigned s = 0; s < 2; s++) {
-            uint8_t *sub = unit + 160 + 160 * (2 * c + s);
-            fold_nibbles(sub, r, q + 32 * s);
-            fold_bits1(sub + 128, r, h + 32 * s);
-        }
+        fold_fives(unit + 160 + 160 * (2 * c), r, q);
+        fold_fives(unit + 160 + 160 * (2 * c + 1), r, q + 32);
     }
 }
 
@@ -146,19 +162,14 @@ static void pack_q6_k(uint8_t *unit, unsigned r, const uint8_t *src) {
     memcpy(unit + 2 * r, src + 208, 2);
     for (unsigned j = 0; j < 16; j++) unit[16 + mm_scale_at(r, j)] = sc[j];
     for (unsigned n = 0; n < 2; n++, ql += 64, qh += 32) {
-        uint8_t lo[128], hi[128];
-        for (unsigned l = 0; l < 64; l++) {
-            lo[l] = ql[l] & 15;
-            lo[64 + l] = ql[l] >> 4;
+        uint8_t q[128];
+        for (unsigned l = 0; l < 32; l++) {
+            q[l] = (uint8_t)((ql[l] & 15) | (qh[l] & 3) << 4);
+            q[32 + l] = (uint8_t)((ql[32 + l] & 15) | (qh[l] >> 2 & 3) << 4);
+            q[64 + l] = (uint8_t)(ql[l] >> 4 | (qh[l] >> 4 & 3) << 4);
+            q[96 + l] = (uint8_t)(ql[32 + l] >> 4 | (qh[l] >> 6) << 4);
         }
-        for (unsigned l = 0; l < 32; l++)
-            for (unsigned s = 0; s < 4; s++) hi[32 * s + l] = qh[l] >> 2 * s & 3;
-        for (unsigned s = 0; s < 4; s++) {
-            uint8_t *sub = unit + 144 + 192 * (4 * n + s);
-            fold_nibbles(sub, r, lo + 32 * s);
-            fold_bits2(sub + 128, r, hi + 32 * s);
-            fold_bits2(sub + 160, r, hi + 32 * s + 16);
-        }
+        for (unsigned s = 0; s < 4; s++) fold_sixes(unit + 144 + 192 * (4 * n + s), r, q + 32 * s);
     }
 }
 
@@ -169,10 +180,9 @@ static void pack_q2_k(uint8_t *unit, unsigned r, const uint8_t *src) {
     for (unsigned j = 0; j < 16; j++) unit[32 + mm_scale_at(r, j)] = sc[j];
     for (unsigned n = 0; n < 2; n++, qs += 32)
         for (unsigned s = 0; s < 4; s++) {
-            uint8_t q[32], *sub = unit + 160 + 64 * (4 * n + s);
+            uint8_t q[32];
             for (unsigned l = 0; l < 32; l++) q[l] = qs[l] >> 2 * s & 3;
-            fold_bits2(sub, r, q);
-            fold_bits2(sub + 32, r, q + 16);
+            fold_twos(unit + 160 + 64 * (4 * n + s), r, q);
         }
 }
 
@@ -185,14 +195,9 @@ static void pack_q3_k(uint8_t *unit, unsigned r, const uint8_t *src) {
     }
     for (unsigned n = 0; n < 2; n++, qs += 32)
         for (unsigned s = 0; s < 4; s++) {
-            uint8_t q[32], h[32], *sub = unit + 144 + 96 * (4 * n + s);
-            for (unsigned l = 0; l < 32; l++) {
-                q[l] = qs[l] >> 2 * s & 3;
-                h[l] = hm[l] >> (4 * n + s) & 1;
-            }
-            fold_bits2(sub, r, q);
-            fold_bits2(sub + 32, r, q + 16);
-            fold_bits1(sub + 64, r, h);
+            uint8_t q[32];
+            for (unsigned l = 0; l < 32; l++) q[l] = (uint8_t)((qs[l] >> 2 * s & 3) | (hm[l] >> (4 * n + s) & 1) << 2);
+            fold_threes(unit + 144 + 96 * (4 * n + s), r, q);
         }
 }
 

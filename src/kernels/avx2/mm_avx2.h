@@ -67,6 +67,43 @@ TILE_INLINE void prefetch(const uint8_t *p, ptrdiff_t ahead, const int bytes) {
     for (int o = 0; o < bytes; o += 64) _mm_prefetch((const char *)p + ahead + o, _MM_HINT_T0);
 }
 
+/* Bits `mask` of v moved from bit `from` to bit `to`, in every byte. */
+TILE_INLINE __m256i field(__m256i v, const int from, const int to, const int mask) {
+    v = from > to ? _mm256_srli_epi16(v, from - to) : from < to ? _mm256_slli_epi16(v, to - from) : v;
+    return _mm256_and_si256(v, _mm256_set1_epi8((char)mask));
+}
+/* 8 rows x columns 4q..4q+3 of 32, by the names of mm_layout.h.  Nibble vectors are read once for each half and cut
+ * values gather several vectors: loads are cheaper than registers. */
+TILE_INLINE __m256i nibble_vec(const uint8_t *p, const int q) {
+    return field(load256(p + 32 * (q & 3)), q < 4 ? 0 : 4, 0, 15);
+}
+TILE_INLINE __m256i two_vec(const uint8_t *p, const int q) {
+    return field(load256(p + 32 * (q >> 2)), 2 * (q & 3), 0, 3);
+}
+TILE_INLINE __m256i three_vec(const uint8_t *p, const int q) {
+    if (q < 6) return field(load256(p + 32 * (q >> 1)), 3 * (q & 1), 0, 7);
+    return _mm256_or_si256(field(load256(p + (q == 6 ? 0 : 64)), 6, 0, 3), field(load256(p + 32), q, 2, 4));
+}
+TILE_INLINE __m256i five_vec(const uint8_t *p, const int q) { /* three masks in all: they live in registers */
+    const __m256i low = _mm256_set1_epi8(31), top = _mm256_set1_epi8((char)0xC0), bit5 = _mm256_set1_epi8(32);
+    const uint8_t *cut = p + (q == 7 ? 128 : 64 * (q - 5));
+    __m256i v;
+    if (q < 5) return _mm256_and_si256(load256(p + 32 * q), low);
+    v = _mm256_srli_epi16(_mm256_andnot_si256(low, load256(cut)), 5);
+    if (q < 7) return _mm256_or_si256(v, _mm256_srli_epi16(_mm256_and_si256(load256(cut + 32), top), 3));
+    v = _mm256_or_si256(v, _mm256_srli_epi16(_mm256_and_si256(load256(p + 32), bit5), 2));
+    return _mm256_or_si256(v, _mm256_srli_epi16(_mm256_and_si256(load256(p + 96), bit5), 1));
+}
+TILE_INLINE __m256i six_vec(const uint8_t *p, const int q) {
+    const __m256i top = _mm256_set1_epi8((char)0xC0);
+    __m256i v;
+    p += 96 * (q >> 2);
+    if ((q & 3) < 3) return field(load256(p + 32 * (q & 3)), 0, 0, 63);
+    v = _mm256_srli_epi16(_mm256_and_si256(load256(p), top), 2);
+    v = _mm256_srli_epi16(_mm256_or_si256(v, _mm256_and_si256(load256(p + 32), top)), 2);
+    return _mm256_srli_epi16(_mm256_or_si256(v, _mm256_and_si256(load256(p + 64), top)), 2);
+}
+
 /* Tile sums while they live in memory: floats of (token c, group r) at f[c * nr + r], integers likewise. */
 typedef struct {
     __m256 f[16];

@@ -21,25 +21,12 @@
 #define SCALES_AT(ty)  (HAS_MIN(ty) ? 32 : 16)
 #define COLUMNS_AT(ty) (SCALES_32(ty) || (ty) == TENSOR_Q2_K ? 160 : 144)
 
-/* v with bits `from`.. moved down (or up) to `to`. */
-TILE_INLINE __m256i shift16(__m256i v, const int from, const int to) {
-    return from > to ? _mm256_srli_epi16(v, from - to) : from < to ? _mm256_slli_epi16(v, to - from) : v;
-}
-TILE_INLINE __m256i field(__m256i v, const int from, const int to, const int mask) {
-    return _mm256_and_si256(shift16(v, from, to), _mm256_set1_epi8((char)mask));
-}
-
-/* 8 rows x columns 4q..4q+3 of the 32 at p, as unsigned bytes. */
 TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *p, const int q) {
-    const int j = q & 3, h = q >> 2;
-    __m256i v;
-    if (ty == TENSOR_Q2_K) return field(load256(p + 32 * h), 2 * j, 0, 3);
-    if (ty == TENSOR_Q3_K)
-        return _mm256_or_si256(field(load256(p + 32 * h), 2 * j, 0, 3), field(load256(p + 64), q, 2, 4));
-    v = field(load256(p + 32 * j), 4 * h, 0, 15);
-    if (ty == TENSOR_Q5_K) v = _mm256_or_si256(v, field(load256(p + 128), q, 4, 16));
-    if (ty == TENSOR_Q6_K) v = _mm256_or_si256(v, field(load256(p + 128 + 32 * h), 2 * j, 4, 48));
-    return v;
+    return ty == TENSOR_Q2_K   ? two_vec(p, q)
+           : ty == TENSOR_Q3_K ? three_vec(p, q)
+           : ty == TENSOR_Q4_K ? nibble_vec(p, q)
+           : ty == TENSOR_Q5_K ? five_vec(p, q)
+                               : six_vec(p, q);
 }
 
 /* The 16 bytes of scales of pair p, widened: [r0-3 even][r0-3 odd] | [r4-7 even][r4-7 odd]. */

@@ -16,17 +16,8 @@ TILE_INLINE __m256i start(const tensor_type ty, const act_i8_32 *a) {
     return HAS_BIT5(ty) ? _mm256_add_epi16(init, init) : init;
 }
 
-/* 8 rows x columns 4q..4q+3 of a block as bytes.  A nibble vector is read twice, four registers are dearer. */
 TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *blk, const int q) {
-    const int j = q & 3;
-    __m256i v = load256(blk + 32 * j);
-    v = _mm256_and_si256(q < 4 ? v : _mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));
-    if (HAS_BIT5(ty)) {
-        __m256i h = load256(blk + 128);
-        h = q < 4 ? _mm256_slli_epi16(h, 4 - j) : j ? _mm256_srli_epi16(h, j) : h;
-        v = _mm256_or_si256(v, _mm256_and_si256(h, _mm256_set1_epi8(16)));
-    }
-    return v;
+    return HAS_BIT5(ty) ? five_vec(blk, q) : nibble_vec(blk, q);
 }
 
 TILE_INLINE __m256 finish(const tensor_type ty, __m256i acc, __m256 d, __m256 m, __m256 f, const act_i8_32 *a) {
@@ -61,7 +52,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             for (int r = 0; r < nr; r++) acc[c * nr + r] = start(ty, a + c);
             UNROLL
             for (int i = 0; i < 8; i++) {
-                const int q = i >> 1 | (i & 1) << 2; /* low and high nibbles of a vector in turn */
+                const int q = HAS_BIT5(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
                 __m256i v[4], x[4];
                 FENCE();
                 if (nr == 4) { /* activations stay in registers, weights pass */

@@ -136,9 +136,27 @@ static unsigned nibble_at(const uint8_t *nib, unsigned r, unsigned k) {
 static unsigned pair_nibble_at(const uint8_t *nib, unsigned r, unsigned k) {
     return nib[16 * (k % 16 / 2) + 2 * r + k % 2] >> (k < 16 ? 0 : 4) & 15;
 }
-static unsigned bits1_at(const uint8_t *bits, unsigned r, unsigned k) { return bits[4 * r + k % 4] >> k / 4 & 1; }
-static unsigned bits2_at(const uint8_t *bits, unsigned r, unsigned k) { /* k in 0..32: two halves */
-    return bits[k / 16 * 32 + 4 * r + k % 4] >> 2 * (k % 16 / 4) & 3;
+static unsigned two_at(const uint8_t *p, unsigned r, unsigned k) {
+    return p[k / 16 * 32 + 4 * r + k % 4] >> 2 * (k % 16 / 4) & 3;
+}
+/* Values cut over several bytes: x[b] is byte b of this row and k % 4, j says which value. */
+static unsigned three_at(const uint8_t *p, unsigned r, unsigned k) {
+    unsigned j = k / 4, x[3];
+    for (unsigned b = 0; b < 3; b++) x[b] = p[32 * b + 4 * r + k % 4];
+    if (j < 6) return x[j / 2] >> 3 * (j % 2) & 7;
+    return j == 6 ? x[0] >> 6 | (x[1] >> 6 & 1) << 2 : x[2] >> 6 | (x[1] >> 7) << 2;
+}
+static unsigned five_at(const uint8_t *p, unsigned r, unsigned k) {
+    unsigned j = k / 4, x[5];
+    for (unsigned b = 0; b < 5; b++) x[b] = p[32 * b + 4 * r + k % 4];
+    if (j < 5) return x[j] & 31;
+    if (j < 7) return x[2 * (j - 5)] >> 5 | (x[2 * (j - 5) + 1] >> 6) << 3;
+    return x[4] >> 5 | (x[1] >> 5 & 1) << 3 | (x[3] >> 5 & 1) << 4;
+}
+static unsigned six_at(const uint8_t *p, unsigned r, unsigned k) {
+    unsigned j = k % 16 / 4, x[3];
+    for (unsigned b = 0; b < 3; b++) x[b] = p[k / 16 * 96 + 32 * b + 4 * r + k % 4];
+    return j < 3 ? x[j] & 63 : x[0] >> 6 | (x[1] >> 6) << 2 | (x[2] >> 6) << 4;
 }
 
 static const int8_t iq4[16] = {MM_IQ4_TABLE};
@@ -146,20 +164,13 @@ static const int8_t iq4[16] = {MM_IQ4_TABLE};
 static void unpack_32(tensor_type type, unit_row *o, const uint8_t *unit, unsigned r) {
     for (unsigned b = 0; b < 2; b++) {
         int8_t *w = o->w + 32 * b;
-        const uint8_t *p;
         o->d[b] = half_at(unit + 16 * b + 2 * r);
         if (type == TENSOR_Q4_1 || type == TENSOR_Q5_1) o->m[b] = half_at(unit + 32 + 16 * b + 2 * r);
         for (unsigned k = 0; k < 32; k++) switch ((int)type) {
             case TENSOR_Q4_0: w[k] = (int8_t)(nibble_at(unit + 32 + 128 * b, r, k) - 8); break;
             case TENSOR_Q4_1: w[k] = (int8_t)nibble_at(unit + 64 + 128 * b, r, k); break;
-            case TENSOR_Q5_0:
-                p = unit + 32 + 160 * b;
-                w[k] = (int8_t)((nibble_at(p, r, k) | bits1_at(p + 128, r, k) << 4) - 16);
-                break;
-            case TENSOR_Q5_1:
-                p = unit + 64 + 160 * b;
-                w[k] = (int8_t)(nibble_at(p, r, k) | bits1_at(p + 128, r, k) << 4);
-                break;
+            case TENSOR_Q5_0: w[k] = (int8_t)(five_at(unit + 32 + 160 * b, r, k) - 16); break;
+            case TENSOR_Q5_1: w[k] = (int8_t)five_at(unit + 64 + 160 * b, r, k); break;
             case TENSOR_IQ4_NL: w[k] = iq4[pair_nibble_at(unit + 32 + 128 * b, r, k)]; break;
             default: w[k] = (int8_t)unit[32 + 256 * b + 16 * (k / 2) + 2 * r + k % 2]; break;
             }
@@ -184,22 +195,12 @@ static void unpack_256(tensor_type type, unit_row *o, const uint8_t *unit, unsig
         }
     for (unsigned s = 0; s < 8; s++) {
         int8_t *w = o->w + 32 * s;
-        const uint8_t *p;
         for (unsigned k = 0; k < 32; k++) switch ((int)type) {
             case TENSOR_Q4_K: w[k] = (int8_t)nibble_at(unit + 160 + 128 * s, r, k); break;
-            case TENSOR_Q5_K:
-                p = unit + 160 + 160 * s;
-                w[k] = (int8_t)(nibble_at(p, r, k) | bits1_at(p + 128, r, k) << 4);
-                break;
-            case TENSOR_Q6_K:
-                p = unit + 144 + 192 * s;
-                w[k] = (int8_t)((nibble_at(p, r, k) | bits2_at(p + 128, r, k) << 4) - 32);
-                break;
-            case TENSOR_Q2_K: w[k] = (int8_t)bits2_at(unit + 160 + 64 * s, r, k); break;
-            default: /* Q3_K */
-                p = unit + 144 + 96 * s;
-                w[k] = (int8_t)((bits2_at(p, r, k) | bits1_at(p + 64, r, k) << 2) - 4);
-                break;
+            case TENSOR_Q5_K: w[k] = (int8_t)five_at(unit + 160 + 160 * s, r, k); break;
+            case TENSOR_Q6_K: w[k] = (int8_t)(six_at(unit + 144 + 192 * s, r, k) - 32); break;
+            case TENSOR_Q2_K: w[k] = (int8_t)two_at(unit + 160 + 64 * s, r, k); break;
+            default: /* Q3_K */ w[k] = (int8_t)(three_at(unit + 144 + 96 * s, r, k) - 4); break;
             }
     }
 }
