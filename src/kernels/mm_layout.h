@@ -29,9 +29,9 @@
  *   fives    160 B  b=0: w0 | w5.012 << 5    b=1: w1 | w7.3 << 5 | w5.34 << 6    b=2: w2 | w6.012 << 5
  *                   b=3: w3 | w7.4 << 5 | w6.34 << 6    b=4: w4 | w7.012 << 5
  *   sixes    192 B  two halves of 96 B for 16 k each, in a half  b=0..2: wb | w3.(2b, 2b+1) << 6
- * or, for types that multiply int16, so that one 128-bit vector is 8 rows x 2 k:
+ * or, for types that multiply int16, one 256-bit vector of which is 8 rows x 2 k after widening:
  *   bytes    512 B  byte 16p+2r+i = q[r][2p+i]                                                (p in 0..15, i in 0..1)
- *   pair nibbles 128 B  byte 16p+2r+i: low = q[r][2p+i], high = q[r][16+2p+i]                 (p in 0..7)
+ *   pair nibbles 128 B  as nibbles, but the bytes of a word are k = 0, 2, 1, 3: its even bytes widen to (0, 1)
  * Scales of a 256-unit, 16 B for each pair (2p, 2p+1): [r0-3 of 2p][r0-3 of 2p+1][r4-7 of 2p][r4-7 of 2p+1], where the
  * pair is two sub-blocks of 32 (Q4_K, Q5_K) or of 16 columns.  Mins of Q4_K and Q5_K: r0 (2p, 2p+1), r1 (2p, 2p+1)...
  * As measured, the 2.8 % that whole bytes for 6-bit scales cost in Q4_K are cheaper than unpacking them.

@@ -54,7 +54,10 @@ static inline void copy_nibbles(uint8_t *nib, unsigned r, const uint8_t *qs) {
     for (unsigned j = 0; j < 4; j++) memcpy(nib + 32 * j + 4 * r, qs + 4 * j, 4);
 }
 static inline void copy_pair_nibbles(uint8_t *nib, unsigned r, const uint8_t *qs) {
-    for (unsigned p = 0; p < 8; p++) memcpy(nib + 16 * p + 2 * r, qs + 2 * p, 2);
+    for (unsigned j = 0; j < 4; j++) {
+        const uint8_t v[4] = {qs[4 * j], qs[4 * j + 2], qs[4 * j + 1], qs[4 * j + 3]};
+        memcpy(nib + 32 * j + 4 * r, v, 4);
+    }
 }
 /* Q5_0 and Q5_1: 16 bytes of nibbles and a word whose bit k is the high bit of element k. */
 static inline void copy_fives(uint8_t *o, unsigned r, const uint8_t *qs, uint32_t qh) {

@@ -119,7 +119,7 @@ typedef struct {
     mm_tile direct[5][5]; /* [nr][nc]: nr 4 with nc 1..2; nr 2 and 1 with nc 1..4 */
     mm_panel_tile panel[5];
     void (*unpack)(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *panel);
-    uint32_t panel_units, panel_min; /* units per run of k; tokens from which the panel wins (measured) */
+    uint32_t panel_units, panel_min; /* units per run of k at most; tokens from which the panel wins (measured) */
     ptrdiff_t ahead;                 /* bytes of prefetch in a stream; further is slower than none (measured) */
 } mm_tiles;
 

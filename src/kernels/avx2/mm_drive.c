@@ -61,10 +61,12 @@ static inline void prefetch_part(const uint8_t *w, size_t bytes, uint32_t i, uin
 
 static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
     uint32_t per_unit = c->n_blocks / c->n_units, n_panels = (t1 - t0 + MM_PANEL - 1) / MM_PANEL;
+    uint32_t n_runs = (c->n_units + c->t->panel_units - 1) / c->t->panel_units;
+    uint32_t run = (c->n_units + n_runs - 1) / n_runs; /* even runs: each costs a pass over the sums */
     size_t unit = c->group_bytes / c->n_units;
     memset(c->s->sums, 0, (size_t)(t1 - t0) * 2 * sizeof *c->s->sums);
-    for (uint32_t u = 0; u < c->n_units; u += c->t->panel_units) {
-        uint32_t n = c->n_units - u < c->t->panel_units ? c->n_units - u : c->t->panel_units;
+    for (uint32_t u = 0; u < c->n_units; u += run) {
+        uint32_t n = c->n_units - u < run ? c->n_units - u : run;
         const uint8_t *w = group_at(c, g) + u * unit;
         /* the next run: further on in these two groups, or the beginning of the next two */
         const uint8_t *next = u + n < c->n_units ? w + n * unit : group_at(c, g + 2);
@@ -72,8 +74,8 @@ static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
         for (uint32_t i = 0; i < n_panels; i++) {
             uint32_t t = t0 + i * MM_PANEL, nc = t1 - t < MM_PANEL ? t1 - t : MM_PANEL;
             const uint8_t *a = c->act + ((size_t)t * c->n_blocks + (size_t)u * per_unit * nc) * c->record;
-            prefetch_part(next, c->t->panel_units * unit, i, n_panels);
-            prefetch_part(next + c->group_bytes, c->t->panel_units * unit, i, n_panels);
+            prefetch_part(next, run * unit, i, n_panels);
+            prefetch_part(next + c->group_bytes, run * unit, i, n_panels);
             c->t->panel[nc](c->s->panel, a, n, c->s->sums + (t - t0) * 2, c->s->tile.i);
         }
     }

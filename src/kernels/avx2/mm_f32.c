@@ -54,10 +54,12 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
 
 TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
                               uint8_t *o) {
-    for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty), o += 512) UNROLL
-    for (int k = 0; k < 8; k++) {
-        _mm256_store_ps((float *)(o + 64 * k), column(ty, w0, k));
-        _mm256_store_ps((float *)(o + 64 * k + 32), column(ty, w1, k));
+    for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty), o += 512) {
+        UNROLL
+        for (int k = 0; k < 8; k++) {
+            _mm256_store_ps((float *)(o + 64 * k), column(ty, w0, k));
+            _mm256_store_ps((float *)(o + 64 * k + 32), column(ty, w1, k));
+        }
     }
 }
 

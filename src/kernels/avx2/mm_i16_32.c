@@ -9,13 +9,15 @@
 #define N_BLOCKS(ty) ((ty) == TENSOR_IQ4_XS ? 8 : 2)
 #define UNIT(ty)     (HEAD(ty) + BLOCK(ty) * N_BLOCKS(ty))
 
-/* 8 rows x columns 2q, 2q+1 of the block at p, as int16. */
-TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *p, const int q) {
-    __m128i v;
-    if (ty == TENSOR_Q8_0) return _mm256_cvtepi8_epi16(load128(p + 16 * q));
-    v = load128(p + 16 * (q & 7));
-    v = _mm_and_si128(q < 8 ? v : _mm_srli_epi16(v, 4), _mm_set1_epi8(15));
-    return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(_mm_setr_epi8(MM_IQ4_TABLE), v));
+/* IQ4: 8 rows x columns 4j..4j+3 of the block at p as code points. */
+TILE_INLINE __m256i raw(const tensor_type ty, const uint8_t *p, const int j) {
+    const __m256i table = _mm256_setr_epi8(MM_IQ4_TABLE, MM_IQ4_TABLE);
+    return ty == TENSOR_Q8_0 ? _mm256_setzero_si256() : _mm256_shuffle_epi8(table, nibble_vec(p, j));
+}
+/* Columns 4j, 4j+1 (odd = 0) or 4j+2, 4j+3 as int16; IQ4 by shifts of raw, because shuffles are scarcer. */
+TILE_INLINE __m256i widen(const tensor_type ty, const uint8_t *p, const int j, __m256i raw, const int odd) {
+    if (ty == TENSOR_Q8_0) return _mm256_cvtepi8_epi16(load128(p + 32 * j + 16 * odd));
+    return _mm256_srai_epi16(odd ? raw : _mm256_slli_epi16(raw, 8), 8);
 }
 
 TILE_INLINE __m256 scale_of(const tensor_type ty, const uint8_t *unit, int b) {
@@ -49,27 +51,40 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             UNROLL
             for (int i = 0; i < nr * nc; i++) acc[i] = _mm256_setzero_si256();
             UNROLL
-            for (int i = 0; i < 16; i++) {
-                const int q = ty == TENSOR_Q8_0 ? i : i >> 1 | (i & 1) << 3;
-                __m256i v[4], x[4];
+            for (int i = 0; i < 8; i++) {
+                const int j = ty == TENSOR_Q8_0 ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                __m256i x[4], v[4], y[4];
                 FENCE();
-                if (nr == 4) {
+                if (nr == 4) { /* activations stay in registers, weights pass */
                     UNROLL
-                    for (int c = 0; c < nc; c++) x[c] = bcast32(a[c].q + 2 * q);
+                    for (int c = 0; c < nc; c++) {
+                        x[2 * c] = bcast32(a[c].q + 4 * j);
+                        x[2 * c + 1] = bcast32(a[c].q + 4 * j + 2);
+                    }
                     UNROLL
                     for (int r = 0; r < nr; r++) {
-                        v[0] = unpack(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, q);
+                        const uint8_t *blk = p[r] + HEAD(ty) + BLOCK(ty) * b;
+                        y[0] = raw(ty, blk, j);
                         UNROLL
-                        for (int c = 0; c < nc; c++) MAC16(acc[c * nr + r], v[0], x[c]);
+                        for (int odd = 0; odd < 2; odd++) {
+                            v[0] = widen(ty, blk, j, y[0], odd);
+                            UNROLL
+                            for (int c = 0; c < nc; c++) MAC16(acc[c * nr + r], v[0], x[2 * c + odd]);
+                        }
                     }
                 } else {
                     UNROLL
-                    for (int r = 0; r < nr; r++) v[r] = unpack(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, q);
+                    for (int r = 0; r < nr; r++) y[r] = raw(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j);
                     UNROLL
-                    for (int c = 0; c < nc; c++) {
-                        x[0] = bcast32(a[c].q + 2 * q);
+                    for (int odd = 0; odd < 2; odd++) {
                         UNROLL
-                        for (int r = 0; r < nr; r++) MAC16(acc[c * nr + r], v[r], x[0]);
+                        for (int r = 0; r < nr; r++) v[r] = widen(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j, y[r], odd);
+                        UNROLL
+                        for (int c = 0; c < nc; c++) {
+                            x[0] = bcast32(a[c].q + 4 * j + 2 * odd);
+                            UNROLL
+                            for (int r = 0; r < nr; r++) MAC16(acc[c * nr + r], v[r], x[0]);
+                        }
                     }
                 }
             }
@@ -105,14 +120,17 @@ enum { PANEL_BLOCK = 64 * 17 };
 TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
                               uint8_t *o) {
     for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty))
-        for (int b = 0; b < N_BLOCKS(ty); b++, o += PANEL_BLOCK) UNROLL
-    for (int r = 0; r < 2; r++) {
-        const uint8_t *p = r ? w1 : w0;
-        UNROLL
-        for (int q = 0; q < 16; q++)
-            _mm256_store_si256((__m256i *)(o + 64 * q + 32 * r), unpack(ty, p + HEAD(ty) + BLOCK(ty) * b, q));
-        _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b));
-    }
+        for (int b = 0; b < N_BLOCKS(ty); b++, o += PANEL_BLOCK) {
+            UNROLL
+            for (int r = 0; r < 2; r++) {
+                const uint8_t *p = r ? w1 : w0, *blk = p + HEAD(ty) + BLOCK(ty) * b;
+                UNROLL
+                for (int i = 0; i < 16; i++)
+                    _mm256_store_si256((__m256i *)(o + 64 * i + 32 * r),
+                                       widen(ty, blk, i >> 1, raw(ty, blk, i >> 1), i & 1));
+                _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b));
+            }
+        }
 }
 
 /* n: blocks. */
@@ -163,7 +181,7 @@ TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const act_i16_32 *a,
     const mm_tiles mm_avx2_##name = {.direct = MM_DIRECT(name),                                                        \
                                      .panel = MM_PANELS(name),                                                         \
                                      .unpack = name##_unpack,                                                          \
-                                     .panel_units = 8 / N_BLOCKS(ty),                                                  \
+                                     .panel_units = 10 / N_BLOCKS(ty),                                                 \
                                      .panel_min = from,                                                                \
                                      .ahead = 256};
 

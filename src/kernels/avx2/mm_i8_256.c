@@ -123,8 +123,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                 const int sub = e * step / 8, h = e * step % 8 / 4, off = COLUMNS_AT(ty) + SUB(ty) * sub;
                 __m256i acc[16];
                 UNROLL
-                for (int c = 0; c < nc; c++) UNROLL
-                for (int r = 0; r < nr; r++) acc[c * nr + r] = start(ty, a + c, 2 * (s + sub) + h);
+                for (int i = 0; i < n; i++) acc[i] = start(ty, a + i / nr, 2 * (s + sub) + h);
                 multiply(ty, nr, nc, p, off + SUB(ty) * s, a, 32 * (s + sub), 4 * h, step, acc);
                 UNROLL
                 for (int r = 0; r < nr; r++) {
@@ -186,8 +185,10 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
     for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty), o += PANEL_UNIT(ty))
         for (int r = 0; r < 2; r++) {
             const uint8_t *p = r ? w1 : w0;
-            for (int s = 0; s < 8; s++) UNROLL
-            for (int q = 0; q < 8; q++) put(o, 8 * s + q, r, unpack(ty, p + COLUMNS_AT(ty) + SUB(ty) * s, q));
+            for (int s = 0; s < 8; s++) {
+                UNROLL
+                for (int q = 0; q < 8; q++) put(o, 8 * s + q, r, unpack(ty, p + COLUMNS_AT(ty) + SUB(ty) * s, q));
+            }
             for (int s = 0; s < N_SCALES(ty); s += 2) {
                 __m256i v = scale_pair(ty, p, s / 2);
                 put(o, 64 + s, r, scale_of(v, 0));

@@ -48,8 +48,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
         for (int b = 0; b < 2; b++, a += nc) {
             __m256i acc[16];
             UNROLL
-            for (int c = 0; c < nc; c++) UNROLL
-            for (int r = 0; r < nr; r++) acc[c * nr + r] = start(ty, a + c);
+            for (int i = 0; i < nr * nc; i++) acc[i] = start(ty, a + i / nr);
             UNROLL
             for (int i = 0; i < 8; i++) {
                 const int q = HAS_BIT5(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
@@ -109,15 +108,17 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
                               uint8_t *o) {
     const int head = HAS_MIN(ty) ? 64 : 32, size = HAS_BIT5(ty) ? 160 : 128, unit = head + 2 * size;
     for (uint32_t u = 0; u < n_units; u++, w0 += unit, w1 += unit)
-        for (int b = 0; b < 2; b++, o += PANEL_BLOCK) UNROLL
-    for (int r = 0; r < 2; r++) {
-        const uint8_t *p = r ? w1 : w0;
-        UNROLL
-        for (int q = 0; q < 8; q++)
-            _mm256_store_si256((__m256i *)(o + 64 * q + 32 * r), unpack(ty, p + head + size * b, q));
-        _mm256_store_ps((float *)(o + 512 + 32 * r), half8(p + 16 * b));
-        if (HAS_MIN(ty)) _mm256_store_ps((float *)(o + 576 + 32 * r), half8(p + 32 + 16 * b));
-    }
+        for (int b = 0; b < 2; b++, o += PANEL_BLOCK) {
+            UNROLL
+            for (int r = 0; r < 2; r++) {
+                const uint8_t *p = r ? w1 : w0;
+                UNROLL
+                for (int q = 0; q < 8; q++)
+                    _mm256_store_si256((__m256i *)(o + 64 * q + 32 * r), unpack(ty, p + head + size * b, q));
+                _mm256_store_ps((float *)(o + 512 + 32 * r), half8(p + 16 * b));
+                if (HAS_MIN(ty)) _mm256_store_ps((float *)(o + 576 + 32 * r), half8(p + 32 + 16 * b));
+            }
+        }
 }
 
 TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p, const void *act, uint32_t n_units,
@@ -170,7 +171,7 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
     const mm_tiles mm_avx2_##name = {.direct = MM_DIRECT(name),                                                        \
                                      .panel = MM_PANELS(name),                                                         \
                                      .unpack = name##_unpack,                                                          \
-                                     .panel_units = 8,                                                                 \
+                                     .panel_units = 10,                                                                \
                                      .panel_min = from,                                                                \
                                      .ahead = 256};
 

@@ -134,7 +134,8 @@ static unsigned nibble_at(const uint8_t *nib, unsigned r, unsigned k) {
     return nib[32 * (k % 16 / 4) + 4 * r + k % 4] >> (k < 16 ? 0 : 4) & 15;
 }
 static unsigned pair_nibble_at(const uint8_t *nib, unsigned r, unsigned k) {
-    return nib[16 * (k % 16 / 2) + 2 * r + k % 2] >> (k < 16 ? 0 : 4) & 15;
+    static const uint8_t at[4] = {0, 2, 1, 3};
+    return nib[32 * (k % 16 / 4) + 4 * r + at[k % 4]] >> (k < 16 ? 0 : 4) & 15;
 }
 static unsigned two_at(const uint8_t *p, unsigned r, unsigned k) {
     return p[k / 16 * 32 + 4 * r + k % 4] >> 2 * (k % 16 / 4) & 3;
