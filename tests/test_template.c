@@ -11,6 +11,7 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -430,6 +431,51 @@ static void markers_of_published_templates_are_trusted(void **state) {
     assert_true(n_marks > 2 * n_done);
 }
 
+/* ---- threads ---- */
+
+static const char SHARED[] =
+    "{% macro f(m) %}<{{ m.role | upper }}>{{ m.content ~ '!' }}{% endmacro %}{% for m in messages %}"
+    "{{ f(m) }}{{ loop.index }}{% endfor %}{{ messages | map(attribute='role') | list | tojson }}";
+
+typedef struct {
+    const chat_template *t;
+    json_t *input;
+    int wrong;
+} job;
+
+static void *render_often(void *arg) {
+    job *w = arg;
+    template_options o = {.now = NOW};
+    for (int i = 0; i < 50; i++) {
+        hd_buf b;
+        hd_err err;
+        buf_init(&b, SIZE_MAX);
+        w->wrong += template_render(w->t, w->input, &o, &b, NULL, &err) != HD_OK ||
+                    strcmp(buf_cstr(&b), "<SYSTEM>S!1<USER>hi!2<X>no!3[\"system\", \"user\", \"x\"]");
+        buf_deinit(&b);
+    }
+    return NULL;
+}
+
+static void threads_share_a_template(void **state) {
+    job jobs[4];
+    pthread_t threads[4];
+    chat_template *t;
+    hd_err err;
+    (void)state;
+    assert_int_equal(template_parse(&t, SHARED, sizeof SHARED - 1, &err), HD_OK);
+    for (int i = 0; i < 4; i++) {
+        jobs[i] = (job){t, json_loads(MESSAGES, 0, NULL), 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, render_often, &jobs[i]), 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        json_decref(jobs[i].input);
+        assert_int_equal(jobs[i].wrong, 0);
+    }
+    template_free(t);
+}
+
 /* ---- bounds ---- */
 
 static void ends_soon(const char *template, const char *cls) {
@@ -522,6 +568,13 @@ static void long_conversations_render(void **state) {
     if (r.st) fail_msg("%s", r.err.msg);
     assert_string_equal(buf_cstr(&r.text), "4007000");
     drop(&r);
+    /* a content that is a string where the template expects parts: it looks at every character, twice */
+    t = "{% for m in messages %}{% for c in m.content %}{% if c['type'] == 'image' %}I{% endif %}{% endfor %}"
+        "{% for c in m.content %}{% if c.type == 'text' %}T{% elif c.text %}t{% endif %}{% endfor %}{% endfor %}";
+    r = render_json(t, strlen(t), in, &o);
+    if (r.st) fail_msg("%s", r.err.msg);
+    assert_int_equal(r.text.len, 0);
+    drop(&r);
     json_decref(in);
     free(text);
 }
@@ -612,6 +665,7 @@ int main(void) {
         cmocka_unit_test(r074_raise_is_the_clients_error),
         cmocka_unit_test(user_text_is_never_trusted),
         cmocka_unit_test(markers_of_published_templates_are_trusted),
+        cmocka_unit_test(threads_share_a_template),
         cmocka_unit_test(hostile_templates_end),
         cmocka_unit_test(long_conversations_render),
         cmocka_unit_test(odd_bytes),

@@ -1,7 +1,7 @@
 /* jinja_int.h - what the files of the template engine share.
  *
- * text -> jinja_lex -> tokens -> jinja_parse (statements) and jinja_expr (expressions) -> nodes -> jinja_scope (each name
- * gets a slot) -> jinja_eval (runs) with jinja_ops (operators, attributes, items), jinja_filter*, jinja_test,
+ * text -> jinja_lex -> tokens -> jinja_parse (statements) and jinja_expr (expressions) -> nodes -> jinja_scope (each
+ * name gets a slot) -> jinja_eval (runs) with jinja_ops (operators, attributes, items), jinja_filter*, jinja_test,
  * jinja_method*, jinja_format (% and .format), jinja_json (tojson) and jinja_global (functions).
  * jinja_value and jinja_str hold the values, template.c the public calls.
  *
@@ -9,7 +9,7 @@
  * A render owns one arena; every value of the render is in it or borrowed from the template or the input.
  * Errors: jfail() fills the error and jumps to the one setjmp in template.c; nothing in between owns anything, so
  * there is nothing to release on the way.
- * Bounds: jstep() counts work (long operations pay by their bytes), jdeeper() counts nesting, the arena counts bytes. */
+ * Bounds: jstep() counts work (long operations pay by their bytes), jdeeper() counts nesting, the arena bytes. */
 #ifndef HD_TEXT_JINJA_INT_H
 #define HD_TEXT_JINJA_INT_H
 
@@ -34,7 +34,8 @@ enum {
     JINJA_MAX_RANGE = 100000,          /* the sandbox's own limit on range() */
     JINJA_MAX_MEMORY = 64 << 20,       /* values of one render, bytes */
     JINJA_MAX_OUTPUT = 16 << 20,       /* output bytes unless the options say otherwise */
-    JINJA_MAX_STEPS = 20 * 1000 * 1000 /* steps unless the options say otherwise */
+    JINJA_MAX_STEPS = 20 * 1000 * 1000, /* steps unless the options say otherwise, and ... */
+    JINJA_STEPS_PER_BYTE = 16           /* ... so many more for each byte of input: some look at every character */
 };
 
 /* Error classes: what Python would have raised.  The name is what hd_err.field holds. */
@@ -202,8 +203,8 @@ typedef struct jloop {
 
 typedef enum {
     /* expressions */
-    N_CONST, N_NAME, N_NSREF, N_TUPLE, N_LIST, N_DICT, N_COND, N_OR, N_AND, N_NOT, N_COMPARE, N_ADD, N_SUB, N_MUL, N_DIV,
-    N_FLOORDIV, N_MOD, N_POW, N_NEG, N_POS, N_CONCAT, N_GETATTR, N_GETITEM, N_SLICE, N_CALL, N_FILTER, N_TEST,
+    N_CONST, N_NAME, N_NSREF, N_TUPLE, N_LIST, N_DICT, N_COND, N_OR, N_AND, N_NOT, N_COMPARE, N_ADD, N_SUB, N_MUL,
+    N_DIV, N_FLOORDIV, N_MOD, N_POW, N_NEG, N_POS, N_CONCAT, N_GETATTR, N_GETITEM, N_SLICE, N_CALL, N_FILTER, N_TEST,
     /* statements */
     N_OUTPUT, N_DATA, N_SET, N_SETBLOCK, N_FOR, N_IF, N_MACRO, N_CALLBLOCK, N_FILTERBLOCK, N_WITH, N_SCOPE,
     N_AUTOESCAPE, N_BLOCK, N_BREAK, N_CONTINUE, N_LOADER
@@ -378,6 +379,8 @@ struct jinja {
     bool autoescape;
     jenv *root_env;
     jdict *inputs; /* names of the input and globals that were asked for */
+    const jstr *chars[2][128]; /* one-character strings that were made, untrusted and trusted */
+    jundef *undefs[256];       /* the newest undefined attributes, by object and name */
 };
 
 _Noreturn void jfail(jinja *j, jclass cls, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -412,7 +415,7 @@ static inline bool jis_num(jval v) { return jis_int(v) || v.k == V_FLOAT; }
 jval jint128(jinja *j, ji128 v);
 ji128 jas_i128(jval v); /* of an int kind */
 double jas_double(jval v);
-int64_t jindex(jinja *j, jval v, const char *what); /* a Python index argument, clamped to +-2^62; TypeError otherwise */
+int64_t jindex(jinja *j, jval v, const char *what); /* an index argument, clamped to +-2^62; TypeError */
 const char *jtype_name(jval v);
 const char *jtype_repr(jval v, char dst[64]); /* as in Undefined messages: "dict object", "None" */
 bool jtruth(jinja *j, jval v);
@@ -446,6 +449,7 @@ const jstr *jstr_lit(jinja *j, const char *s); /* s must outlive the render */
 const jstr *jstr_copy(jinja *j, const char *p, size_t n, bool trusted);
 const jstr *jstr_fmt(jinja *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 const jstr *jstr_sub(jinja *j, const jstr *s, size_t a, size_t b); /* bytes [a, b) */
+const jstr *jstr_char(jinja *j, const jstr *s, size_t at); /* the character at byte `at` */
 const jstr *jstr_concat(jinja *j, const jstr *a, const jstr *b);
 const jstr *jstr_plain(jinja *j, const jstr *s);
 const jstr *jstr_markup(jinja *j, const jstr *s);

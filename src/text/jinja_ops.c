@@ -251,7 +251,7 @@ static bool item_at(jinja *j, jval obj, int64_t i, jval *out) {
     case V_STR: {
         size_t a = jstr_offset(obj.s, (size_t)i);
         jbytes(j, a);
-        *out = jstring(jstr_sub(j, obj.s, a, a + jutf8_len((unsigned char)obj.s->p[a])));
+        *out = jstring(jstr_char(j, obj.s, a));
         return true;
     }
     case V_BYTES: *out = jint((unsigned char)obj.s->p[i]); return true;

@@ -247,6 +247,16 @@ const jstr *jstr_sub(jinja *j, const jstr *s, size_t a, size_t b) {
     return t;
 }
 
+/* Templates that loop over a content that happens to be a string make many of these: ASCII ones are kept. */
+const jstr *jstr_char(jinja *j, const jstr *s, size_t at) {
+    unsigned char c = (unsigned char)s->p[at];
+    uint32_t span = span_after(s, at);
+    bool trusted = span >= s->n_spans || at < s->spans[span].a;
+    if (c >= 0x80 || s->markup) return jstr_sub(j, s, at, at + jutf8_len(c));
+    if (!j->chars[trusted][c]) j->chars[trusted][c] = jstr_sub(j, s, at, at + 1);
+    return j->chars[trusted][c];
+}
+
 /* Chains like s = s + x take time in proportion to what is added: the bytes after s may be free to grow into. */
 const jstr *jstr_concat(jinja *j, const jstr *a, const jstr *b) {
     jstr *s;

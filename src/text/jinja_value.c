@@ -135,8 +135,14 @@ jval jundef_name(jinja *j, const jstr *name) {
     return undef_new(j, NULL, (jval){.k = V_MISSING}, jstring(name), J_UNDEFINED);
 }
 
+/* A template that asks every character of a string for a key would make millions: equal ones in a row are shared. */
 jval jundef_attr(jinja *j, jval obj, jval name) {
-    return undef_new(j, NULL, obj, name, J_UNDEFINED);
+    uint64_t h = ((uint64_t)obj.i ^ (uint64_t)name.i * 31) * 0x9e3779b97f4a7c15;
+    jundef **place = &j->undefs[h >> 56], *u = *place;
+    if (!u || u->obj.k != obj.k || u->obj.sub != obj.sub || u->obj.i != obj.i || u->name.k != name.k ||
+        u->name.i != name.i)
+        *place = undef_new(j, NULL, obj, name, J_UNDEFINED).u;
+    return (jval){.k = V_UNDEF, .u = *place};
 }
 
 jval jundef_hint(jinja *j, const char *fmt, ...) {
@@ -496,7 +502,6 @@ static bool filtered(jinja *j, jiter *it, jval *out) {
 }
 
 bool jiter_next(jinja *j, jiter *it, jval *out) {
-    size_t n;
     bool more;
     jstep(j, 1);
     switch (it->kind) {
@@ -511,9 +516,8 @@ bool jiter_next(jinja *j, jiter *it, jval *out) {
         return true;
     case IT_STR:
         if (it->pos >= it->src.s->n) return false;
-        n = jutf8_len((unsigned char)it->src.s->p[it->pos]);
-        *out = jstring(jstr_sub(j, it->src.s, it->pos, it->pos + n));
-        it->pos += n;
+        *out = jstring(jstr_char(j, it->src.s, it->pos));
+        it->pos += jutf8_len((unsigned char)it->src.s->p[it->pos]);
         return true;
     case IT_DICT:
         if (it->pos >= it->src.d->n) return false;
@@ -585,7 +589,7 @@ jval jfrom_json(jinja *j, const json_t *v, bool trusted) {
         jstr *s = jcalloc(j, 1, sizeof *s + sizeof(jspan));
         jspan *span = (jspan *)(s + 1);
         if (n > UINT32_MAX / 4) jfail(j, J_LIMIT, "input string too long");
-        jbytes(j, n);
+        if (!j->opt->max_steps) j->steps += n * JINJA_STEPS_PER_BYTE;
         s->p = json_string_value(v);
         s->n = (uint32_t)n;
         s->n_cp = (uint32_t)jutf8_count(s->p, n);

@@ -29,7 +29,7 @@ typedef struct {
     int64_t now;          /* Unix seconds for strftime_now, read as UTC unless local is set */
     bool local;           /* use the machine's time zone */
     size_t max_output;    /* bytes; 0: 16 MiB */
-    uint64_t max_steps;   /* 0: 20 million */
+    uint64_t max_steps;   /* 0: 20 million, and 16 for each byte of the input's strings */
 } template_options;
 
 /* A run of output bytes and where it came from: template text and literals (trusted) or values out of `input` that
