@@ -17,7 +17,7 @@ typedef struct {
     decoder *d;
     const model_options *opt;
     hd_err *err;
-    size_t n_used;           /* tensors that found a place */
+    bool *used;              /* [tensors of the file]: it found a place */
     uint64_t packed_bytes;   /* first pass: sum; second pass: cursor */
     uint64_t params;
     bool place;              /* second pass */
@@ -25,7 +25,7 @@ typedef struct {
 
 static const gguf_tensor *find(loader *l, const char *name) {
     const gguf_tensor *t = gguf_tensor_find(l->d->file, name);
-    if (t && !l->place) l->n_used++;
+    if (t) l->used[t - gguf_tensor_at(l->d->file, 0)] = true;
     return t;
 }
 
@@ -161,9 +161,7 @@ static hd_status pass(loader *l) {
     if ((st = vector(l, &d->out_norm, "output_norm.weight", c->width, false))) return st;
     for (uint32_t i = 0; i < c->n_layers; i++)
         if ((st = layer(l, i))) return st;
-    st = matrix(l, &d->head, tied ? "token_embd.weight" : "output.weight", c->width, d->base.info.n_vocab, tied);
-    if (tied && !l->place && l->n_used) l->n_used--; /* counted twice */
-    return st;
+    return matrix(l, &d->head, tied ? "token_embd.weight" : "output.weight", c->width, d->base.info.n_vocab, tied);
 }
 
 /* Llama 3's frequency scaling: rope_freqs.weight divides each frequency. */
@@ -199,48 +197,44 @@ static bool ignorable(gguf_str name) {
 }
 
 static hd_status refuse_unused(loader *l) {
-    const decoder *d = l->d;
-    size_t total = 0;
-    for (size_t i = 0; i < gguf_n_tensors(d->file); i++) total += !ignorable(gguf_tensor_at(d->file, i)->name);
-    if (gguf_tensor_find(d->file, "rope_freqs.weight")) l->n_used--;
-    if (total <= l->n_used) return HD_OK;
-    /* Find a name for the message: the layer index beyond the count, or a part this family does not have. */
-    for (size_t i = 0; i < gguf_n_tensors(d->file); i++) {
-        static const char *const known[] = {"token_embd.weight", "output.weight", "output_norm.weight", "attn_norm.weight",
-            "ffn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight", "ffn_gate.weight",
-            "ffn_up.weight", "ffn_down.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias",
-            "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"};
-        gguf_str n = gguf_tensor_at(d->file, i)->name;
-        bool ok = ignorable(n);
-        for (size_t j = 0; j < sizeof known / sizeof *known && !ok; j++) {
-            size_t len = strlen(known[j]);
-            ok = n.n >= len && !memcmp(n.s + n.n - len, known[j], len);
-        }
-        if (!ok)
+    const gguf *g = l->d->file;
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        gguf_str n = gguf_tensor_at(g, i)->name;
+        if (!l->used[i] && !ignorable(n))
             return hd_fail_field(l->err, HD_UNSUPPORTED, "tensors", "tensor %.*s is not part of architecture %s as heddle knows it",
-                                 (int)n.n, n.s, d->base.info.arch);
+                                 (int)n.n, n.s, l->d->base.info.arch);
     }
-    return hd_fail_field(l->err, HD_INVALID, "tensors", "the file has %zu tensors, the architecture uses %zu", total, l->n_used);
+    return HD_OK;
+}
+
+static hd_status load(loader *l) {
+    decoder *d = l->d;
+    hd_err *err = l->err;
+    hd_status st;
+    if (!(d->layers = hd_calloc(d->cfg.n_layers, sizeof *d->layers))) return hd_fail(err, HD_NOMEM, "model: no memory");
+    if ((st = pass(l)) || (st = freq_divisors(l)) || (st = refuse_unused(l))) return st;
+    if (l->packed_bytes > hd_memory_limit())
+        return hd_fail_field(err, HD_NEVER_FITS, "model", "the weights take %llu bytes, the machine allows %llu",
+                             (unsigned long long)l->packed_bytes, (unsigned long long)hd_memory_limit());
+    d->packed = mmap(NULL, l->packed_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (d->packed == MAP_FAILED) {
+        d->packed = NULL;
+        return hd_fail(err, HD_NOMEM, "model: no memory for %llu bytes of weights", (unsigned long long)l->packed_bytes);
+    }
+    madvise(d->packed, l->packed_bytes, MADV_HUGEPAGE); /* fewer page faults at load; a refusal costs nothing */
+    d->packed_bytes = l->packed_bytes;
+    l->place = true;
+    l->packed_bytes = 0;
+    d->base.info.n_params = l->params;
+    d->base.info.weight_bytes = d->packed_bytes;
+    return pass(l);
 }
 
 hd_status decoder_load(decoder *d, const model_options *opt, hd_err *err) {
     loader l = {.d = d, .opt = opt, .err = err};
     hd_status st;
-    if (!(d->layers = hd_calloc(d->cfg.n_layers, sizeof *d->layers))) return hd_fail(err, HD_NOMEM, "model: no memory");
-    if ((st = pass(&l)) || (st = freq_divisors(&l)) || (st = refuse_unused(&l))) return st;
-    if (l.packed_bytes > hd_memory_limit())
-        return hd_fail_field(err, HD_NEVER_FITS, "model", "the weights take %llu bytes, the machine allows %llu",
-                             (unsigned long long)l.packed_bytes, (unsigned long long)hd_memory_limit());
-    d->packed = mmap(NULL, l.packed_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (d->packed == MAP_FAILED) {
-        d->packed = NULL;
-        return hd_fail(err, HD_NOMEM, "model: no memory for %llu bytes of weights", (unsigned long long)l.packed_bytes);
-    }
-    madvise(d->packed, l.packed_bytes, MADV_HUGEPAGE); /* fewer page faults at load; a refusal costs nothing */
-    d->packed_bytes = l.packed_bytes;
-    l.place = true;
-    l.packed_bytes = 0;
-    d->base.info.n_params = l.params;
-    d->base.info.weight_bytes = d->packed_bytes;
-    return pass(&l);
+    if (!(l.used = hd_calloc(gguf_n_tensors(d->file), sizeof *l.used))) return hd_fail(err, HD_NOMEM, "model: no memory");
+    st = load(&l);
+    hd_free(l.used);
+    return st;
 }
