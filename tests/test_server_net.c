@@ -239,6 +239,59 @@ static void stalled_reader(void **state) {
     rig_close(&r);
 }
 
+/* A reader that never comes back ends: its row by the idle deadline, its connection by the write deadline. */
+static void reader_that_never_returns(void **state) {
+    engine_options eo = {.idle_timeout_us = 200000};
+    server_options so = {.write_timeout_us = 600000};
+    client c;
+    rig r;
+    (void)state;
+    rig_open(&r, quick, &so, &eo);
+    assert_true(client_open(&c, r.port));
+    assert_true(client_request(&c, "POST", CHAT, NULL, "{" MSG("run") ",\"stream\":true}"));
+    assert_true(rig_wait(&r, "cancelled.idle_timeout", 1, 10000));
+    assert_int_equal(rig_state(&r, "rows"), 0);
+    assert_true(rig_wait(&r, "connections", 1, 10000));
+    client_close(&c);
+    rig_close(&r);
+}
+
+static void deadlines(void **state) {
+    static const struct {
+        const char *field, *code;
+    } cases[] = {{"queue_timeout_ms", "deadline_queue"}, {"first_token_timeout_ms", "deadline_first_token"}, {"total_timeout_ms", "deadline_total"}};
+    engine_options eo = {.max_rows = 1};
+    client busy;
+    rig r;
+    (void)state;
+    rig_open(&r, slow, NULL, &eo);
+    assert_true(client_open(&busy, r.port) && client_request(&busy, "POST", CHAT, NULL, "{" MSG("run") ",\"stream\":true}"));
+    assert_true(rig_wait(&r, "rows", 1, 2000));
+    for (int i = 0; i < 6; i++) {
+        char json[200];
+        snprintf(json, sizeof json, "{" MSG("run") ",\"%s\":50,\"stream\":%s}", cases[i / 2].field, i % 2 ? "true" : "false");
+        if (i % 2) {
+            char *body;
+            sse_list l;
+            assert_int_equal(client_once(r.port, "POST", CHAT, NULL, json, &body), 200);
+            sse_parse(body, &l);
+            assert_int_equal(l.n, 2); /* the role chunk, the error */
+            assert_string_equal(str_at(l.ev[1].data, "error.code"), cases[i / 2].code);
+            sse_free(&l);
+            hd_free(body);
+        } else {
+            int status;
+            json_t *v = rig_post(&r, CHAT, json, &status);
+            assert_int_equal(status, 504);
+            assert_string_equal(str_at(v, "error.code"), cases[i / 2].code);
+            assert_string_equal(str_at(v, "error.type"), "timeout_error");
+            json_decref(v);
+        }
+    }
+    client_close(&busy);
+    rig_close(&r);
+}
+
 /* R011, R016: one runs, one waits, the rest is told at once, with Retry-After and the queue's length. */
 static void full_queue(void **state) {
     engine_options eo = {.max_rows = 1, .max_queued = 1};
@@ -695,6 +748,8 @@ int main(void) {
         cmocka_unit_test(reset_storm),
         cmocka_unit_test(leaving_at_any_moment),
         cmocka_unit_test(stalled_reader),
+        cmocka_unit_test(reader_that_never_returns),
+        cmocka_unit_test(deadlines),
         cmocka_unit_test(full_queue),
         cmocka_unit_test(limits_on_requests),
         cmocka_unit_test(connection_limit),

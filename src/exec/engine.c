@@ -209,6 +209,7 @@ static bool closing(engine *e) {
 static void *engine_main(void *ctx) {
     engine *e = ctx;
     executor *x = &e->x;
+    bool idle = false;
     for (;;) {
         uint64_t next = UINT64_MAX, row_next, t0;
         bool stepped, close = closing(e);
@@ -224,7 +225,10 @@ static void *engine_main(void *ctx) {
         t0 = hd_now_us(&hd_clock_real);
         stepped = executor_step(x);
         copy_view(e, stepped, (double)(hd_now_us(&hd_clock_real) - t0) / 1000);
-        if (!stepped) sleep_until_woken(e, next);
+        /* Rows that paused in this very turn have a deadline that the sweep before it could not know: go round once
+         * more before sleeping. */
+        if (!stepped && idle) sleep_until_woken(e, next);
+        idle = !stepped;
     }
     return NULL;
 }

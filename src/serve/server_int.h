@@ -44,7 +44,9 @@ struct server {
     char fingerprint[24];
     atomic_int phase; /* server_phase */
 
-    pthread_mutex_t mu; /* guards the posted lists and wishes below; never held while calling out */
+    /* Guards the posted lists and wishes below; never held while calling out.  The executor's notify takes it with the
+     * session's own mutex held, so nothing may touch a session while holding it. */
+    pthread_mutex_t mu;
     gen *ready_head, *ready_tail; /* sessions have events */
     gen *planned_head, *planned_tail; /* planners are done with them */
     bool want_stop, want_drain;
