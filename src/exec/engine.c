@@ -159,24 +159,25 @@ out:
 
 /* ---- the thread ---- */
 
+static void view_row(const executor *x, const row *r, row_view *w) {
+    memset(w, 0, sizeof *w);
+    memcpy(w->id, r->s->copy.id, sizeof w->id);
+    w->phase = r->phase;
+    w->prompt_tokens = r->n_prompt;
+    w->generated_tokens = r->n_generated;
+    for (uint32_t g = 0; g < x->n_groups; g++) w->pages += r->n_pages[g] - r->first_page[g];
+}
+
 static void copy_view(engine *e, bool stepped, double ms) {
     executor *x = &e->x;
     engine_view *v = &e->view;
     pthread_mutex_lock(&e->view_mu);
     e->n_rows = 0;
-    for (uint32_t i = 0; i < x->n_rows; i++) {
-        const row *r = x->rows[i];
-        row_view *w = &e->rows[e->n_rows++];
-        memcpy(w->id, r->s->copy.id, sizeof w->id);
-        w->phase = r->phase;
-        w->prompt_tokens = r->n_prompt;
-        w->cached_tokens = 0;
-        w->generated_tokens = r->n_generated;
-        w->pages = 0;
-        for (uint32_t g = 0; g < x->n_groups; g++) w->pages += r->n_pages[g] - r->first_page[g];
-        w->wait_reason = NULL;
-        w->expected_wait_ms = 0;
-    }
+    for (uint32_t i = 0; i < x->n_rows; i++) view_row(x, x->rows[i], &e->rows[e->n_rows++]);
+    v->running = x->n_rows;
+    /* Rows that gave way were admitted too; the copy holds max_rows in all. */
+    for (const session *s = x->preempted; s && e->n_rows < e->opt.max_rows; s = s->next_wait)
+        view_row(x, s->row, &e->rows[e->n_rows++]);
     v->pages_used = kv_used_pages(x->kv);
     v->kv_bytes_used = kv_used_bytes(x->kv);
     v->steps = x->steps;
@@ -190,10 +191,8 @@ static void copy_view(engine *e, bool stepped, double ms) {
     v->preemptions_total = x->preemptions;
     e->service_ms = x->service_us / 1000;
     if (stepped) e->step_ms[e->n_step_ms++ % STEP_TIMES] = ms;
-    e->has_work = x->n_rows > 0;
-    for (uint32_t i = 0; i < x->n_rows && e->has_work; i++)
-        if (x->rows[i]->phase != ROW_PAUSED) break;
-        else if (i + 1 == x->n_rows) e->has_work = false;
+    e->has_work = false; /* rows that wait for their readers are no work */
+    for (uint32_t i = 0; i < x->n_rows; i++) e->has_work |= x->rows[i]->phase != ROW_PAUSED;
     e->t_progress_us = hd_now_us(e->opt.clock);
     pthread_mutex_unlock(&e->view_mu);
 }
@@ -385,7 +384,6 @@ void engine_look(engine *e, engine_view *out) {
     out->queue = queue;
     out->cap_rows = cap_rows;
     out->cap_queue = cap_queue;
-    out->running = e->n_rows;
     out->n_rows = e->n_rows < cap_rows ? e->n_rows : cap_rows;
     if (rows) memcpy(rows, e->rows, out->n_rows * sizeof *rows);
     else out->n_rows = 0;
