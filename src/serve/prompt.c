@@ -266,8 +266,9 @@ static bool last_place(const char *text, size_t n_text, const char *want, size_t
     return true;
 }
 
-/* Cut the rendering behind the last message's text, so that the model goes on with it. */
-static bool cut_final(const json_t *msgs, hd_buf *text, serve_error *e) {
+/* Cut the rendering behind the last message's text, so that the model goes on with it.  Only what came from the client
+ * is looked at: the template's own words behind the message may hold a short text too. */
+static bool cut_final(const json_t *msgs, hd_buf *text, const template_spans *spans, serve_error *e) {
     const json_t *last = json_array_get(msgs, json_array_size(msgs) - 1), *c = json_object_get(last, "content");
     const char *want = json_string_value(c);
     size_t n = json_string_length(c), at;
@@ -275,9 +276,12 @@ static bool cut_final(const json_t *msgs, hd_buf *text, serve_error *e) {
         return bad_field(e, "continue_final_message", "the last message is not an assistant's text");
     while (n && is_space(want[0])) want++, n--; /* templates trim; look for what survives that */
     while (n && is_space(want[n - 1])) n--;
-    if (!last_place(text->data, text->len, want, n, &at)) return oom(e);
-    if (at < text->len) {
-        text->len = at + n;
+    for (size_t i = spans->n; i-- > 0;) {
+        const template_span *sp = &spans->spans[i];
+        if (sp->trusted) continue;
+        if (!last_place(text->data + sp->start, sp->n, want, n, &at)) return oom(e);
+        if (at == sp->n) continue;
+        text->len = sp->start + at + n;
         text->data[text->len] = 0;
         return true;
     }
@@ -338,22 +342,12 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, char *warning, siz
                 goto out;
             }
         }
-    } else if (info->scripted) {
-        for (size_t i = 0; i < json_array_size(msgs); i++) {
-            const json_t *c = json_object_get(json_array_get(msgs, i), "content");
-            if (i) buf_byte(&text, '\n');
-            if (json_is_string(c)) buf_add(&text, json_string_value(c), json_string_length(c));
-        }
-        if (text.failed) {
-            oom(e);
-            goto out;
-        }
     } else {
         serve_fail(e, 400, "no_chat_template", "messages", "this model has no usable chat template%s%s; /v1/completions works",
                    info->chat_error ? ": " : "", info->chat_error ? info->chat_error : "");
         goto out;
     }
-    if (go_on && !cut_final(msgs, &text, e)) goto out;
+    if (go_on && !cut_final(msgs, &text, &spans, e)) goto out;
     /* The template decides about BOS: nothing is added to what it wrote. */
     if (!(pieces = hd_calloc(spans.n + 1, sizeof *pieces))) {
         oom(e);
