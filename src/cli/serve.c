@@ -168,6 +168,8 @@ int cmd_serve(int argc, char **argv) {
     server_attach(srv, ld.l.e, ld.l.m);
     fprintf(stderr, "heddle: serving %s at http://%s%s%s:%u\n", server_model_id(srv), strchr(host, ':') ? "[" : "", host,
             strchr(host, ':') ? "]" : "", server_port(srv));
+    if (model_get(ld.l.m)->chat_error)
+        fprintf(stderr, "heddle: the model's chat template cannot be used, /v1/completions can: %s\n", model_get(ld.l.m)->chat_error);
     while (sigwaitinfo(&stops, NULL) < 0 && errno == EINTR) {}
     fprintf(stderr, "heddle: draining, a second signal ends at once\n");
     server_drain(srv, (uint64_t)((double)drain_s * 1e6));
