@@ -56,7 +56,9 @@ static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols
     uint64_t bytes;
     pack_job job;
     if (!t) return hd_fail_field(l->err, HD_INVALID, name, "missing tensor %s", name);
-    if (t->n_dims > 2 || t->dims[0] != cols || t->dims[1] < rows) return wrong_shape(l, t, name, cols, rows);
+    /* Only the head may have rows that are not used: padding beyond the vocabulary. */
+    if (t->n_dims > 2 || t->dims[0] != cols || t->dims[1] < rows || (t->dims[1] > rows && w != &d->head))
+        return wrong_shape(l, t, name, cols, rows);
     if (!mm_supported(t->type))
         return hd_fail_field(l->err, HD_UNSUPPORTED, name, "tensor %s has a type that matrices cannot have", name);
     w->type = t->type;
