@@ -1,6 +1,7 @@
 /* test_model_files.c - model files that lie or lack something, up to the loaded model: reports R075-R080, R082, R083.
  *
- * test_gguf.c has the same classes byte by byte; here they reach the programs and the architecture's own checks. */
+ * test_gguf.c has the same classes byte by byte, test_model.c takes tensors and settings away; here every key is bent,
+ * and the programs meet the smallest bad files. */
 #include "base/buf.h"
 #include "base/mem.h"
 #include "tiny/tiny_model.h"
@@ -130,36 +131,31 @@ static void integer_widths(void **state) {
     }
 }
 
-/* R083: every tensor left out, short of a row, or of whole numbers, in turn: an error that names it, before anything
- * runs.  Nothing is computed with weights that are not there. */
-static void each_tensor_wrong(void **state) {
+/* R083: a tensor of whole numbers where reals belong is refused by its name.  (test_model.c takes tensors away and cuts
+ * them.) */
+static void each_tensor_of_another_type(void **state) {
     gguf *g;
     hd_err err;
     (void)state;
     assert_int_equal(gguf_open(&g, good, &err), HD_OK);
     for (size_t i = 0; i < gguf_n_tensors(g); i++) {
         char name[100];
-        gguf_edit edits[3] = {{.drop_tensor = name}, {.cut_tensor = name}, {.turn_tensor = name}};
+        gguf_edit e = {.turn_tensor = name};
         snprintf(name, sizeof name, "%.*s", (int)gguf_tensor_at(g, i)->name.n, gguf_tensor_at(g, i)->name.s);
-        for (int k = 0; k < 3; k++) {
-            hd_status st = load_edited(&edits[k], &err);
-            if (k == 1 && !strcmp(name, "token_embd.weight")) continue; /* its rows are the vocabulary: one fewer */
-            if (!st || !strstr(err.msg, name))
-                fail_msg("%s, way %d: %s %s", name, k, hd_status_name(st), st ? err.msg : "");
-        }
+        if (!load_edited(&e, &err) || !strstr(err.msg, name)) fail_msg("%s: %s", name, err.msg);
     }
     gguf_close(g);
 }
 
-/* The other way round: tensors larger than the keys say are as wrong as smaller ones. */
+/* R083: tensors larger than the keys say are as wrong as smaller ones. */
 static void keys_that_say_less(void **state) {
     hd_err err;
     (void)state;
     assert_int_equal(load_edited(&(gguf_edit){.keys = {{"llama.attention.head_count_kv", GGUF_U32, 1, NULL}}}, &err),
                      HD_INVALID);
     assert_non_null(strstr(err.msg, "attn_k.weight"));
-    assert_int_equal(load_edited(&(gguf_edit){.keys = {{"llama.block_count", GGUF_U32, 1, NULL}}}, &err), HD_INVALID);
-    assert_non_null(strstr(err.msg, "tensors"));
+    assert_int_equal(load_edited(&(gguf_edit){.keys = {{"llama.block_count", GGUF_U32, 1, NULL}}}, &err), HD_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "blk.1."));
 }
 
 /* R082, R083: a model in three parts is the same model, from whichever part it is opened. */
@@ -259,8 +255,9 @@ static int remove_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_key_missing),  cmocka_unit_test(each_key_wrong),     cmocka_unit_test(integer_widths),
-        cmocka_unit_test(each_tensor_wrong), cmocka_unit_test(keys_that_say_less), cmocka_unit_test(three_parts),
+        cmocka_unit_test(each_key_missing),   cmocka_unit_test(each_key_wrong),
+        cmocka_unit_test(integer_widths),     cmocka_unit_test(each_tensor_of_another_type),
+        cmocka_unit_test(keys_that_say_less), cmocka_unit_test(three_parts),
         cmocka_unit_test(programs_refuse),
     };
     return cmocka_run_group_tests(tests, make_files, remove_files);

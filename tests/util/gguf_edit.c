@@ -38,18 +38,11 @@ static void put_keys(gguf_writer *w, const gguf *g, const gguf_edit *e) {
 
 /* The bytes that the copy has of tensor t, 0: none. */
 static uint64_t kept(const gguf_tensor *t, size_t i, const gguf_edit *e, gguf_tensor *as) {
-    int last = t->dims[1] > 1 ? 1 : 0;
     *as = *t;
-    if (is(t->name, e->drop_tensor) || (e->parts && i % e->parts != e->part)) return 0;
-    if (is(t->name, e->turn_tensor)) {
-        as->type = TENSOR_I32;
-        as->size_bytes = t->dims[0] * t->dims[1] * 4;
-    }
-    if (is(t->name, e->cut_tensor)) {
-        as->dims[last]--;
-        as->size_bytes = t->size_bytes / t->dims[last] * as->dims[last];
-    }
-    return as->size_bytes;
+    if (e->parts && i % e->parts != e->part) return 0;
+    if (!is(t->name, e->turn_tensor)) return t->size_bytes;
+    as->type = TENSOR_I32;
+    return as->size_bytes = t->dims[0] * t->dims[1] * 4;
 }
 
 void gguf_edit_copy(const char *from, const char *to, const gguf_edit *e) {

@@ -15,8 +15,6 @@ typedef struct {
 typedef struct {
     const char *drop_key;    /* left out */
     gguf_edit_key keys[4];   /* up to the first without a name */
-    const char *drop_tensor; /* left out */
-    const char *cut_tensor;  /* written with one row (a vector: one element) fewer */
     const char *turn_tensor; /* written as int32 of the same shape: not real numbers */
     uint32_t part, parts;    /* parts > 0: this part of a split, every parts-th tensor, keys in part 0 only */
 } gguf_edit;
