@@ -64,11 +64,16 @@ typedef struct {
     uint32_t a, b;
 } jspan;
 
-/* A string: UTF-8, immutable.  Spans are ascending and do not touch.  room: where a concatenation may grow in place. */
+/* Where the bytes and spans of concatenations live, so that the newest one may grow in place: a string that ends where
+ * `used` ends owns the rest. */
 typedef struct {
     size_t used, cap;
+    jspan *spans;
+    uint32_t n_spans, cap_spans;
     char data[];
 } jroom;
+
+/* A string: UTF-8, immutable.  Spans are ascending; neighbours may touch. */
 typedef struct {
     const char *p;
     uint32_t n, n_cp; /* bytes, code points */

@@ -257,12 +257,24 @@ const jstr *jstr_char(jinja *j, const jstr *s, size_t at) {
     return j->chars[trusted][c];
 }
 
-/* Chains like s = s + x take time in proportion to what is added: the bytes after s may be free to grow into. */
+static void room_spans(jinja *j, jroom *r, const jspan *v, uint32_t n, uint32_t shift) {
+    if (r->n_spans + n > r->cap_spans) {
+        uint32_t cap = r->n_spans ? 2 * (r->n_spans + n) : n;
+        jspan *bigger = jalloc(j, cap * sizeof *bigger);
+        jstep(j, r->n_spans / 8);
+        if (r->n_spans) memcpy(bigger, r->spans, r->n_spans * sizeof *bigger);
+        r->spans = bigger; /* older strings keep the old ones */
+        r->cap_spans = cap;
+    }
+    for (uint32_t i = 0; i < n; i++) r->spans[r->n_spans++] = (jspan){v[i].a + shift, v[i].b + shift};
+    jstep(j, n / 8);
+}
+
+/* Chains like s = s + x take time and memory in proportion to what is added. */
 const jstr *jstr_concat(jinja *j, const jstr *a, const jstr *b) {
     jstr *s;
     jroom *room = a->room;
     uint64_t n = (uint64_t)a->n + b->n;
-    uint32_t k = a->n_spans + b->n_spans;
     if (a->markup != b->markup) {
         if (a->markup) b = jstr_escape(j, jstring(b));
         else a = jstr_escape(j, jstring(a));
@@ -272,33 +284,21 @@ const jstr *jstr_concat(jinja *j, const jstr *a, const jstr *b) {
     if (!a->n) return b;
     if (n > UINT32_MAX / 4) jfail(j, J_LIMIT, "string too long");
     jbytes(j, b->n);
-    if (!room || a->p + a->n != room->data + room->used || room->cap - room->used < b->n) {
+    if (!room || a->n != room->used || room->cap - room->used < b->n) {
         size_t cap = room ? 2 * n : n; /* the second addition shows that more will come */
         jbytes(j, n);
         if (cap > j->mem.max_bytes / 4) cap = n;
         room = jalloc(j, sizeof *room + cap);
-        room->cap = cap;
-        room->used = a->n;
+        *room = (jroom){.used = a->n, .cap = cap};
         memcpy(room->data, a->p, a->n);
+        room_spans(j, room, a->spans, a->n_spans, 0);
     }
     memcpy(room->data + room->used, b->p, b->n);
     room->used += b->n;
+    room_spans(j, room, b->spans, b->n_spans, a->n);
     s = jalloc(j, sizeof *s);
-    *s = (jstr){.p = room->data + room->used - n,
-                .n = (uint32_t)n,
-                .n_cp = a->n_cp + b->n_cp,
-                .room = room,
-                .markup = a->markup};
-    if (k) {
-        jspan *v = jalloc(j, k * sizeof *v);
-        uint32_t m = a->n_spans, i = 0;
-        jstep(j, k / 8);
-        if (m) memcpy(v, a->spans, m * sizeof *v);
-        if (m && b->n_spans && v[m - 1].b == a->n && b->spans[0].a == 0) v[m - 1].b = a->n + b->spans[i++].b;
-        for (; i < b->n_spans; i++) v[m++] = (jspan){a->n + b->spans[i].a, a->n + b->spans[i].b};
-        s->spans = v;
-        s->n_spans = m;
-    }
+    *s = (jstr){.p = room->data, .n = (uint32_t)n, .n_cp = a->n_cp + b->n_cp, .room = room, .markup = a->markup,
+                .spans = room->spans, .n_spans = room->n_spans};
     return s;
 }
 
