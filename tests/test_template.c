@@ -568,6 +568,13 @@ static void long_conversations_render(void **state) {
     if (r.st) fail_msg("%s", r.err.msg);
     assert_string_equal(buf_cstr(&r.text), "4028000");
     drop(&r);
+    t = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% endfor %}{{ ns.l | length "
+        "}} "
+        "{{ ns.l[-1].role }}";
+    r = render_json(t, strlen(t), in, &o);
+    if (r.st) fail_msg("%s", r.err.msg);
+    assert_string_equal(buf_cstr(&r.text), "4000 user");
+    drop(&r);
     /* a content that is a string where the template expects parts: it looks at every character, twice */
     t = "{% for m in messages %}{% for c in m.content %}{% if c['type'] == 'image' %}I{% endif %}{% endfor %}"
         "{% for c in m.content %}{% if c.type == 'text' %}T{% elif c.text %}t{% endif %}{% endfor %}{% endfor %}";
@@ -577,6 +584,20 @@ static void long_conversations_render(void **state) {
     drop(&r);
     json_decref(in);
     free(text);
+}
+
+/* What grew in place must not show in what was there before. */
+static void old_values_stay(void **state) {
+    (void)state;
+    gives("{% set a = [1] + [2] %}{% set b = a + [3] %}{% set c = a + [4] %}{% set d = b + [5] %}{{ a }}{{ b }}{{ c "
+          "}}{{ d }}",
+          "{}", "[1, 2][1, 2, 3][1, 2, 4][1, 2, 3, 5]");
+    gives("{% set a = u + 'b' %}{% set b = a + u %}{% set c = a + 'd' %}{% set d = b + 'e' %}{{ a }}|{{ b }}|{{ c "
+          "}}|{{ d }}",
+          "{\"u\":\"x\"}", "xb|xbx|xbd|xbxe");
+    trusts("{% set a = u + 'b' %}{% set b = a + u %}{% set c = a + 'd' %}{% set d = b + 'e' %}{{ a }}|{{ b }}|{{ c "
+           "}}|{{ d }}",
+           "{\"u\":\"x\"}", "[x]b|[x]b[x]|[x]bd|[x]b[x]e");
 }
 
 static void odd_bytes(void **state) {
@@ -668,6 +689,7 @@ int main(void) {
         cmocka_unit_test(threads_share_a_template),
         cmocka_unit_test(hostile_templates_end),
         cmocka_unit_test(long_conversations_render),
+        cmocka_unit_test(old_values_stay),
         cmocka_unit_test(odd_bytes),
         cmocka_unit_test(output_limits),
         cmocka_unit_test(memory_may_fail_anywhere),

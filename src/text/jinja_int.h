@@ -124,9 +124,11 @@ typedef enum {
     JF_RANGE, JF_DICT, JF_NAMESPACE, JF_CYCLER, JF_JOINER, JF_LIPSUM, JF_RAISE, JF_STRFTIME, JF_FROMKEYS
 } jfunc;
 
+typedef struct jlist_room jlist_room; /* as jroom, for l = l + [x] */
 typedef struct jlist {
     jval *v;
     size_t n, cap;
+    jlist_room *room;
 } jlist;
 typedef struct {
     jval key, val;

@@ -20,12 +20,27 @@ static _Noreturn void too_large(jinja *j) {
 
 /* ---- arithmetic ---- */
 
+struct jlist_room {
+    size_t used, cap;
+    jval v[];
+};
+
+/* The newest list of a room grows in place, so that building one item by item does not cost the square. */
 static jval join_lists(jinja *j, jval a, jval b) {
-    jlist *l = jlist_new(j, a.l->n + b.l->n);
-    jstep(j, a.l->n + b.l->n);
-    if (a.l->n) memcpy(l->v, a.l->v, a.l->n * sizeof *l->v);
-    if (b.l->n) memcpy(l->v + a.l->n, b.l->v, b.l->n * sizeof *l->v);
-    l->n = a.l->n + b.l->n;
+    jlist *l = jlist_new(j, 0);
+    jlist_room *room = a.l->room;
+    size_t n = a.l->n + b.l->n, cap;
+    jstep(j, b.l->n);
+    if (!room || a.l->n != room->used || room->cap - room->used < b.l->n) {
+        cap = room ? 2 * n : n; /* the second addition shows that more will come */
+        jstep(j, n / 4);
+        room = jalloc(j, sizeof *room + cap * sizeof *room->v);
+        *room = (jlist_room){.used = a.l->n, .cap = cap};
+        if (a.l->n) memcpy(room->v, a.l->v, a.l->n * sizeof *room->v);
+    }
+    if (b.l->n) memcpy(room->v + room->used, b.l->v, b.l->n * sizeof *room->v);
+    room->used += b.l->n;
+    *l = (jlist){.v = room->v, .n = n, .cap = n, .room = room};
     return a.k == V_LIST ? jlistv(l) : jtuplev(l);
 }
 
