@@ -1,4 +1,5 @@
-/* test_hostile.c - model files with one wrong place: an error with a message or a run, and nothing left behind.
+/* test_hostile.c - model files with one wrong place, and odd command lines: a message or a run, and nothing left
+ * behind.
  *
  * A valid tiny model is changed at one place of its head (a byte, a word, or a cut), loaded and asked for a few tokens.
  * What comes out of a file that still loads is of no interest; that it neither crashes nor leaks is.  The long form,
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum {
@@ -130,8 +132,57 @@ static void one_wrong_place(void **state) {
     }
 }
 
+/* Run heddle with `args` (the last one NULL); its stderr into text[n].  Status, or -signal; it gets 30 s. */
+static int run_heddle(const char *const *args, char *text, size_t n) {
+    const char *argv[16] = {"heddle"};
+    size_t used = 0;
+    ssize_t k;
+    int fds[2], status;
+    pid_t pid;
+    for (size_t i = 0; args[i]; i++) argv[i + 1] = args[i];
+    assert_int_equal(pipe(fds), 0);
+    if (!(pid = fork())) {
+        alarm(30);
+        dup2(fds[1], 2);
+        close(fds[0]), close(fds[1]);
+        execv(HEDDLE_BIN, (char *const *)argv);
+        _exit(99);
+    }
+    close(fds[1]);
+    while (used < n - 1 && (k = read(fds[0], text + used, n - 1 - used)) > 0) used += (size_t)k;
+    text[used] = 0;
+    close(fds[0]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+/* Each was a fault once: a leak (seen by sanitizer builds), a file that never ends, a failure without a message. */
+static void command_lines(void **state) {
+    char path[] = "/tmp/heddle-hostile-XXXXXX", text[4096];
+    int fd = mkstemp(path);
+    const struct {
+        const char *args[10], *says;
+    } cases[] = {
+        {{"generate", path, "--prompt", "a", "--stop", "b", "--stop", ""}, "stop string is empty"},
+        {{"generate", "/no/such", "--prompt", "a", "--stop", "b"}, "/no/such"},
+        {{"generate", path, "--batch-file", "/no/such"}, "/no/such"},
+        {{"serve", "/no/such", "--port", "0", "--api-key-file", "/dev/zero"}, "too large"},
+        {{"logits", path, "--ids", "1,2", "--out", "/dev/full"}, "/dev/full"},
+    };
+    (void)state;
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(tiny_model_write(tiny_variant_find("llama"), NULL, path), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int rc = run_heddle(cases[i].args, text, sizeof text);
+        if (rc != 1 || !strstr(text, cases[i].says) || strstr(text, "Sanitizer"))
+            fail_msg("case %zu: status %d: %s", i, rc, text);
+    }
+    unlink(path);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(one_wrong_place)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(one_wrong_place), cmocka_unit_test(command_lines)};
     hd_log_set(HD_LOG_ERROR); /* most of these files are worth a warning */
     return cmocka_run_group_tests_name("hostile", tests, NULL, NULL);
 }

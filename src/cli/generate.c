@@ -163,9 +163,13 @@ static int run_batch(loaded *l, const char *path, const gen_line *defaults) {
     input_lines in;
     bool ok, more = true;
     hd_err err;
-    if (!b || input_lines_open(&in, path, &err)) {
+    if (!b) {
+        fprintf(stderr, "heddle: no memory\n");
+        return EXIT_FAILED;
+    }
+    if (input_lines_open(&in, path, &err)) {
         hd_free(b);
-        return b ? fail_with(&err) : EXIT_FAILED;
+        return fail_with(&err);
     }
     b->l = l;
     b->all_ok = true;
@@ -228,7 +232,7 @@ int cmd_generate(int argc, char **argv) {
     bool json = false, special = false, given_n = false, given_seed = false, given_logprobs = false;
     size_t n_args;
     hd_buf file;
-    loaded l;
+    loaded l = {0};
     hd_err err;
     int rc;
     gen_line_init(&g);
@@ -263,8 +267,11 @@ int cmd_generate(int argc, char **argv) {
     g.sampling.logprobs = given_logprobs;
     g.sampling.n_top_logprobs = logprobs;
     for (size_t i = 0; i < stops.n; i++)
-        if (gen_line_add_stop(&g, stops.items[i], strlen(stops.items[i]), &err)) return fail_with(&err);
-    if ((rc = loaded_open(&l, args[0], &mo, true))) return rc;
+        if (gen_line_add_stop(&g, stops.items[i], strlen(stops.items[i]), &err)) {
+            rc = fail_with(&err);
+            goto out;
+        }
+    if ((rc = loaded_open(&l, args[0], &mo, true))) goto out;
     if (batch_file) {
         rc = run_batch(&l, batch_file, &g);
         goto out;

@@ -31,7 +31,7 @@ hd_status input_file(const char *path, hd_buf *out, hd_err *err) {
     size_t n;
     bool bad;
     if (!f) return hd_fail(err, errno == ENOENT ? HD_NOTFOUND : HD_IO, "%s: %s", path, strerror(errno));
-    while ((n = fread(block, 1, sizeof block, f))) buf_add(out, block, n);
+    while (!out->failed && (n = fread(block, 1, sizeof block, f))) buf_add(out, block, n); /* a device may never end */
     bad = ferror(f);
     close_unless_stdin(f);
     if (bad) return hd_fail(err, HD_IO, "%s: cannot be read", path);

@@ -57,7 +57,10 @@ int cmd_logits(int argc, char **argv) {
         rc = EXIT_FAILED;
     }
     if (!rc) rc = write_logits(&l, &list, last, to);
-    if (to && to != stdout && fclose(to)) rc = EXIT_FAILED;
+    if (to && to != stdout && fclose(to)) {
+        fprintf(stderr, "heddle: %s: %s\n", out, strerror(errno));
+        rc = EXIT_FAILED;
+    }
     id_list_deinit(&list);
     loaded_close(&l);
     return stdout_ok() ? rc : EXIT_FAILED;
@@ -89,7 +92,11 @@ static int whole_nll(loaded *l, const id_list *ids, uint32_t ctx, double *nll, u
     bool bos = tokenizer_adds_bos(in->tok) && in->bos >= 0;
     uint32_t room = ctx - bos;
     int32_t *chunk = hd_reallocarray(NULL, ctx, sizeof *chunk);
-    int rc = chunk ? 0 : EXIT_FAILED;
+    int rc = 0;
+    if (!chunk) {
+        fprintf(stderr, "heddle: no memory for %u tokens\n", ctx);
+        rc = EXIT_FAILED;
+    }
     for (size_t at = 0; !rc && at < ids->n; at += room) {
         size_t n = ids->n - at < room ? ids->n - at : room;
         if (bos) chunk[0] = in->bos;

@@ -222,7 +222,8 @@ class Target:
         while time.monotonic() < end:
             try:
                 status, state = net.call(self.port, "GET", "/v1/heddle/state")
-                held = [state[k] for k in ("rows", "queue", "planning", "body_bytes", "collected_tokens", "running", "waiting")]
+                held = [state[k] for k in ("rows", "queue", "planning", "body_bytes", "collected_tokens", "running",
+                                           "waiting")]
                 pages = state["pages"]["used"] - state["pages"]["cached"]
                 # the watcher's connection and this one
                 if status == 200 and not self.busy and not any(held) and pages <= 0 and state["connections"] <= 2:

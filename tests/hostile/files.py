@@ -4,7 +4,8 @@
 
 HEDDLE should be built with sanitizers; MODELS_DIR holds the tiny models that test_tiny writes (HEDDLE_TINY_DIR).
 Parts: keys (odd configurations, one key of a valid file at a time), tensors (shapes, types, names, missing ones),
-bytes (random single fields and random bytes), scripts (scripted-model files), cli (odd arguments and outputs).
+bytes (random single fields and random bytes), scripts (scripted-model files), batches (lines of requests), cli (odd
+arguments and outputs).
 A finding is: death by a signal, a sanitizer's report, an exit status but 0, 1 and 64 (usage), more than a minute, or a
 failure without a message.  Files that gave a finding are kept.  Standard library only.
 """
@@ -19,6 +20,8 @@ import struct
 import subprocess
 import sys
 import tempfile
+
+import attacks
 
 FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
 BAD = re.compile(rb"AddressSanitizer|LeakSanitizer|runtime error:|Assertion|stack smashing|SUMMARY: ")
@@ -287,6 +290,31 @@ def scripts(r):
         go(f"script {text[:20]!r}", text)
 
 
+def batches(r, model):
+    """Lines of a batch file: each must be answered by one line, whatever is in it."""
+    path = os.path.join(r.dir, "batch.jsonl")
+    fields = attacks.FIELDS + ["ids", "schema", "grammar", "sample_index", "dry_range"]
+    lines = []
+    for field in fields:
+        for value in attacks.VALUES:
+            have = {"prompt": '"ab"', "max_tokens": "3", field: value}
+            if field == "ids":
+                del have["prompt"]
+            lines.append("{" + ",".join(f'"{k}":{v}' for k, v in have.items()) + "}")
+    lines += ["", "  ", "null", "[]", "{", '{"prompt":["a"]}', '{"ids":[],"max_tokens":1}',
+              '{"prompt":"a","prompt":"b"}', "\x7f", "x" * 100000]
+    r.rng.shuffle(lines)
+    for at in range(0, len(lines), 200):
+        part = [x.encode("utf-8", "surrogateescape") for x in lines[at:at + 200]]
+        with open(path, "wb") as f:
+            f.write(b"\n".join(part))
+        args = ["generate", model, "--batch-file", path, "-n", "3", "--json", "--kv-budget", "16M"]
+        p = r.run("batch", args, b"\n".join(part))
+        answers, asked = p.stdout.count(b"\n") if p else 0, sum(1 for x in part if x.strip())
+        if p and answers != asked:
+            r.finding("batch", args, f"{answers} answers to {asked} lines", b"\n".join(part))
+
+
 def cli(r, model):
     commands = ["inspect", "serve", "run", "generate", "logits", "perplexity", "bench", "tokenize", "detokenize",
                 "render", "nonsense", ""]
@@ -357,7 +385,7 @@ def main():
     every = [*paths, *glob.glob(os.path.join(a.models, "q*_*.gguf"))]
     parts = {"keys": lambda: odd_keys(r, paths), "tensors": lambda: odd_tensors(r, [*paths, blocks]),
              "bytes": lambda: random_bytes(r, every, a.mutations), "scripts": lambda: scripts(r),
-             "cli": lambda: cli(r, paths[0])}
+             "batches": lambda: batches(r, paths[0]), "cli": lambda: cli(r, paths[0])}
     for name, part in parts.items():
         if a.only in ("", name):
             before = r.runs, len(r.findings)
