@@ -88,7 +88,12 @@ static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, do
             }
         }
     }
-    *tok_s = t1 > t0 ? (double)counted / ((double)(t1 - t0) / 1e6) : 0;
+    if (!rc && (!t0 || t1 <= t0 || !counted)) {
+        fprintf(stderr, "heddle: %u rows were never decoding together: -n %u is too short for prompts of %u tokens\n", rows, n,
+                depth + 8);
+        rc = EXIT_FAILED;
+    }
+    *tok_s = rc ? 0 : (double)counted / ((double)(t1 - t0) / 1e6);
     for (uint32_t i = 0; ss && i < rows; i++) session_free(ss[i]);
     sem_destroy(&ready);
     hd_free(st);

@@ -1,18 +1,13 @@
 /* detokenize.c - `heddle detokenize MODEL --ids 1,2,3 [--special] [--json]`: the text, or {"text"}. */
 #include "cli/cli.h"
 #include "cli/input.h"
+#include "cli/opts.h"
 
 #include "base/jsonw.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int usage(void) {
-    fprintf(stderr, "usage: heddle detokenize MODEL --ids 1,2,3 [--special] [--json]\n"
-                    "  --special   control tokens are written by name\n");
-    return EXIT_USAGE;
-}
 
 /* Numbers with commas or white space between; an empty list is one too. */
 static hd_status parse_ids(const char *s, id_list *ids, hd_err *err) {
@@ -64,24 +59,21 @@ static hd_status answer(const tokenizer *t, const char *list, bool special, bool
 }
 
 int cmd_detokenize(int argc, char **argv) {
+    static const char usage[] = "heddle detokenize MODEL --ids 1,2,3 [--special] [--json]\n"
+                                "  --special   control tokens are written by name";
     const char *model = NULL, *list = NULL;
     bool special = false, json = false;
+    size_t n_args;
     tokenizer *t;
     hd_err err;
     hd_status st;
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--ids") && !list && i + 1 < argc)
-            list = argv[++i];
-        else if (!strcmp(argv[i], "--special"))
-            special = true;
-        else if (!strcmp(argv[i], "--json"))
-            json = true;
-        else if (!model && argv[i][0] != '-')
-            model = argv[i];
-        else
-            return usage();
+    const opt_def defs[] = {{"--ids", OPT_STR, &list, NULL}, {"--special", OPT_FLAG, &special, NULL}, {"--json", OPT_FLAG, &json, NULL}};
+    int rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, &model, 1, &n_args, usage);
+    if (rc) return rc;
+    if (!n_args || !list) {
+        fprintf(stderr, "heddle: a MODEL and --ids are needed\nusage: %s\n", usage);
+        return EXIT_USAGE;
     }
-    if (!model || !list) return usage();
     if (input_tokenizer(&t, model, &err)) return fail_with(&err);
     st = answer(t, list, special, json, &err);
     tokenizer_free(t);

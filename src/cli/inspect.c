@@ -1,5 +1,6 @@
 /* inspect.c - `heddle inspect MODEL [--json]`: what a model file holds, without loading it. */
 #include "cli/cli.h"
+#include "cli/opts.h"
 
 #include "base/jsonw.h"
 #include "base/mem.h"
@@ -195,7 +196,7 @@ static int print_json(const gguf *g, const char *model, const summary *s) {
     put_tensors(&w, g, s);
     jsonw_obj_end(&w);
     if (b.failed) {
-        fprintf(stderr, "heddle: inspect: no memory for the reply\n");
+        fprintf(stderr, "heddle: no memory for the reply\n");
         rc = EXIT_FAILED;
     } else {
         puts(b.data);
@@ -251,35 +252,29 @@ static int print_text(const gguf *g, const char *model, const summary *s) {
 }
 
 int cmd_inspect(int argc, char **argv) {
+    static const char usage[] = "heddle inspect MODEL [--json]";
     const char *model = NULL;
     bool json = false;
+    size_t n_args;
     summary s;
     gguf *g;
     hd_err err;
-    int rc;
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--json"))
-            json = true;
-        else if (argv[i][0] != '-' && !model)
-            model = argv[i];
-        else {
-            fprintf(stderr, "heddle: inspect: unexpected argument '%s'\n", argv[i]);
-            return EXIT_USAGE;
-        }
-    }
-    if (!model) {
-        fprintf(stderr, "usage: heddle inspect MODEL [--json]\n");
+    const opt_def defs[] = {{"--json", OPT_FLAG, &json, NULL}};
+    int rc = opts_parse(argc, argv, defs, 1, &model, 1, &n_args, usage);
+    if (rc) return rc;
+    if (!n_args) {
+        fprintf(stderr, "heddle: inspect needs a MODEL\nusage: %s\n", usage);
         return EXIT_USAGE;
     }
     if (gguf_open(&g, model, &err)) {
-        fprintf(stderr, "heddle: inspect: %s\n", err.msg);
+        fprintf(stderr, "heddle: %s\n", err.msg);
         return EXIT_FAILED;
     }
     summarise(g, &s);
     rc = json ? print_json(g, model, &s) : print_text(g, model, &s);
     gguf_close(g);
     if (fflush(stdout)) {
-        fprintf(stderr, "heddle: inspect: cannot write the reply\n");
+        fprintf(stderr, "heddle: cannot write the reply\n");
         rc = EXIT_FAILED;
     }
     return rc;

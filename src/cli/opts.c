@@ -1,8 +1,10 @@
 /* opts.c - command-line options by table. */
-#include "cli/common.h"
+#include "cli/opts.h"
+#include "cli/cli.h"
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

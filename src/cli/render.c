@@ -6,6 +6,7 @@
 #include "base/jsonw.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/opts.h"
 #include "cli/input.h"
 #include "format/gguf.h"
 #include "text/template.h"
@@ -22,13 +23,14 @@ typedef struct {
     bool no_generation_prompt;
 } args;
 
+static const char usage_text[] =
+    "heddle render (MODEL | --template F.jinja) (--messages F.json [--tools F.json]\n"
+    "              [--no-generation-prompt] | --input F.json) [--now ISO-TIME]\n"
+    "       heddle render [MODEL | --template F.jinja] --jsonl F [--now ISO-TIME]\n"
+    "--jsonl lines: {\"template\",\"input\",\"now\"} -> {\"text\"}; F may be -";
+
 static int usage(const char *why) {
-    if (why) fprintf(stderr, "heddle render: %s\n", why);
-    fprintf(stderr,
-            "usage: heddle render (MODEL | --template F.jinja) (--messages F.json [--tools F.json]\n"
-            "                     [--no-generation-prompt] | --input F.json) [--now ISO-TIME]\n"
-            "       heddle render [MODEL | --template F.jinja] --jsonl F [--now ISO-TIME]\n"
-            "--jsonl lines: {\"template\",\"input\",\"now\"} -> {\"text\"}; F may be -\n");
+    fprintf(stderr, "heddle: %s\nusage: %s\n", why, usage_text);
     return EXIT_USAGE;
 }
 
@@ -273,24 +275,13 @@ int cmd_render(int argc, char **argv) {
     args a = {0};
     template_options o = {.now = (int64_t)time(NULL), .local = true};
     hd_err err = {0};
-    for (int i = 1; i < argc; i++) {
-        static const char *const NAMES[] = {"--template", "--messages", "--tools", "--input", "--jsonl", "--now"};
-        const char **const PLACES[] = {&a.template, &a.messages, &a.tools, &a.input, &a.jsonl, &a.now};
-        size_t k = 0;
-        while (k < sizeof NAMES / sizeof *NAMES && strcmp(argv[i], NAMES[k])) k++;
-        if (k < sizeof NAMES / sizeof *NAMES) {
-            if (++i >= argc) return usage("an option lacks its value");
-            *PLACES[k] = argv[i];
-        } else if (!strcmp(argv[i], "--no-generation-prompt")) {
-            a.no_generation_prompt = true;
-        } else if (argv[i][0] == '-' && argv[i][1]) {
-            return usage("unknown option");
-        } else if (a.model) {
-            return usage("more than one model");
-        } else {
-            a.model = argv[i];
-        }
-    }
+    size_t n_args;
+    const opt_def defs[] = {{"--template", OPT_STR, &a.template, NULL}, {"--messages", OPT_STR, &a.messages, NULL},
+                            {"--tools", OPT_STR, &a.tools, NULL}, {"--input", OPT_STR, &a.input, NULL},
+                            {"--jsonl", OPT_STR, &a.jsonl, NULL}, {"--now", OPT_STR, &a.now, NULL},
+                            {"--no-generation-prompt", OPT_FLAG, &a.no_generation_prompt, NULL}};
+    int rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, &a.model, 1, &n_args, usage_text);
+    if (rc) return rc;
     if (a.model && a.template) return usage("a model or --template, not both");
     if (!!a.messages + !!a.input + !!a.jsonl != 1) return usage("one of --messages, --input and --jsonl is needed");
     if (!a.jsonl && !a.model && !a.template) return usage("a model or --template is needed");

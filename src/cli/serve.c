@@ -113,7 +113,7 @@ int cmd_serve(int argc, char **argv) {
     if (rc) return rc;
     buf_init(&key_text, 1 << 20);
     if (n_args != 1 || port > 65535 || comment_s <= 0 || drain_s < 0) {
-        fprintf(stderr, "heddle: %s\nusage: %s\n", n_args != 1 ? "serve needs one MODEL" : "a value is out of range", USAGE);
+        fprintf(stderr, "heddle: %s\nusage: %s\n", n_args != 1 ? "serve needs one MODEL" : port > 65535 ? "--port must be at most 65535" : "a time is out of range", USAGE);
         return EXIT_USAGE;
     }
     if (adapters.n || draft) {
@@ -122,6 +122,11 @@ int cmd_serve(int argc, char **argv) {
     }
     for (size_t i = 0; i < key_list.n; i++) keys[n_keys++] = key_list.items[i];
     if (keyfile && !key_file(keyfile, &key_text, keys, &n_keys)) {
+        buf_deinit(&key_text);
+        return EXIT_FAILED;
+    }
+    if (keyfile && !n_keys) { /* who names a key file does not want an open server */
+        fprintf(stderr, "heddle: %s holds no key\n", keyfile);
         buf_deinit(&key_text);
         return EXIT_FAILED;
     }

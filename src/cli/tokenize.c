@@ -4,6 +4,7 @@
  * answered gives {"error":{"message"},"line"}. */
 #include "cli/cli.h"
 #include "cli/input.h"
+#include "cli/opts.h"
 
 #include "base/jsonw.h"
 
@@ -16,36 +17,21 @@ typedef struct {
     bool json;
 } options;
 
-static int usage(void) {
-    fprintf(stderr, "usage: heddle tokenize MODEL (--text T | --file F | --jsonl F) [--special] [--bos] [--json]\n"
-                    "  --special   control tokens written in the text are recognised\n"
-                    "  --bos       BOS (and EOS) are added where the model's file says so\n");
+static int parse(options *o, int argc, char **argv) {
+    static const char usage[] = "heddle tokenize MODEL (--text T | --file F | --jsonl F) [--special] [--bos] [--json]\n"
+                                "  --special   control tokens written in the text are recognised\n"
+                                "  --bos       BOS (and EOS) are added where the model's file says so";
+    bool special = false, bos = false;
+    size_t n_args;
+    const opt_def defs[] = {{"--text", OPT_STR, &o->text, NULL}, {"--file", OPT_STR, &o->file, NULL},
+                            {"--jsonl", OPT_STR, &o->jsonl, NULL}, {"--special", OPT_FLAG, &special, NULL},
+                            {"--bos", OPT_FLAG, &bos, NULL}, {"--json", OPT_FLAG, &o->json, NULL}};
+    int rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, &o->model, 1, &n_args, usage);
+    if (rc) return rc;
+    o->flags = (special ? TOK_SPECIAL : 0u) | (bos ? TOK_BOS : 0u);
+    if (n_args && !!o->text + !!o->file + !!o->jsonl == 1) return 0;
+    fprintf(stderr, "heddle: a MODEL and one of --text, --file and --jsonl are needed\nusage: %s\n", usage);
     return EXIT_USAGE;
-}
-
-static bool parse(options *o, int argc, char **argv) {
-    memset(o, 0, sizeof *o);
-    for (int i = 1; i < argc; i++) {
-        const char **value = !strcmp(argv[i], "--text")    ? &o->text
-                             : !strcmp(argv[i], "--file")  ? &o->file
-                             : !strcmp(argv[i], "--jsonl") ? &o->jsonl
-                                                           : NULL;
-        if (value) {
-            if (*value || ++i == argc) return false;
-            *value = argv[i];
-        } else if (!strcmp(argv[i], "--special")) {
-            o->flags |= TOK_SPECIAL;
-        } else if (!strcmp(argv[i], "--bos")) {
-            o->flags |= TOK_BOS;
-        } else if (!strcmp(argv[i], "--json")) {
-            o->json = true;
-        } else if (o->model || (argv[i][0] == '-' && argv[i][1])) {
-            return false;
-        } else {
-            o->model = argv[i];
-        }
-    }
-    return o->model && !!o->text + !!o->file + !!o->jsonl == 1;
 }
 
 static void put_ids(hd_buf *b, const id_list *ids, const char *open, const char *between, const char *close) {
@@ -161,11 +147,12 @@ static hd_status answer_text(const options *o, const tokenizer *t, hd_err *err) 
 }
 
 int cmd_tokenize(int argc, char **argv) {
-    options o;
+    options o = {0};
     tokenizer *t;
     hd_err err;
     hd_status st;
-    if (!parse(&o, argc, argv)) return usage();
+    int rc = parse(&o, argc, argv);
+    if (rc) return rc;
     if (input_tokenizer(&t, o.model, &err)) return fail_with(&err);
     st = o.jsonl ? answer_lines(&o, t, &err) : answer_text(&o, t, &err);
     tokenizer_free(t);

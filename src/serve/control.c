@@ -107,7 +107,7 @@ void control_models(conn *c) {
     jsonw_init(&w, &b);
     if (!strncmp(path, prefix, sizeof prefix - 1)) {
         const char *id = path + sizeof prefix - 1;
-        if (!server_knows_model(s, id)) {
+        if (!*id || !server_knows_model(s, id)) {
             serve_error e = {0};
             serve_fail(&e, 404, "model_not_found", "model", "there is no model '%.200s' here; there is '%s'", id, s->info->name);
             http_reply_error(c, &e);

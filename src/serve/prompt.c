@@ -160,6 +160,10 @@ static json_t *message(bool knows_developer, const json_t *m, size_t i, serve_er
         json_object_set_new(out, "content", json_null());
     } else {
         snprintf(at, sizeof at, "messages[%zu].content", i);
+        if (!assistant && !json_object_get(m, "content")) { /* null is empty; nothing at all is a slip */
+            bad_field(e, at, "%s is missing", at);
+            goto bad;
+        }
         if (!v && strcmp(role, "user") && (v = req_get(m, "refusal")) && !json_is_string(v)) v = NULL;
         if (!(text = content(v, at, e))) goto bad;
         json_object_set_new(out, "content", text);
