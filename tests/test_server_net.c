@@ -130,12 +130,12 @@ static void leaving_while_planning(void **state) {
     server_options so = {.n_planners = 1};
     client c[6];
     rig r;
-    char *json = long_chat(12 << 20, "");
+    char *json = long_chat(4 << 20, "");
     (void)state;
     rig_open(&r, quick, &so, NULL);
     for (int i = 0; i < 6; i++) assert_true(client_open(&c[i], r.port) && client_request(&c[i], "POST", CHAT, NULL, json));
     for (int i = 0; i < 6; i++) i % 2 ? client_close(&c[i]) : client_reset(&c[i]);
-    assert_true(rig_wait(&r, "planning", 0, 10000)); /* at most the one being parsed is still there for a while */
+    assert_true(rig_wait(&r, "planning", 0, 30000)); /* at most the one being parsed is still there for a while */
     assert_true(rig_wait(&r, "body_bytes", 0, AT_ONCE));
     assert_int_equal(rig_state(&r, "rows"), 0);
     free(json);
