@@ -15,6 +15,7 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,7 +133,8 @@ static void one_wrong_place(void **state) {
     }
 }
 
-/* Run heddle with `args` (the last one NULL); its stderr into text[n].  Status, or -signal; it gets 30 s. */
+/* Run heddle with `args` (the last one NULL) onto a full disk; its stderr into text[n].  Status, or -signal; it gets 30
+ * s. */
 static int run_heddle(const char *const *args, char *text, size_t n) {
     const char *argv[16] = {"heddle"};
     size_t used = 0;
@@ -143,6 +145,7 @@ static int run_heddle(const char *const *args, char *text, size_t n) {
     assert_int_equal(pipe(fds), 0);
     if (!(pid = fork())) {
         alarm(30);
+        dup2(open("/dev/full", O_WRONLY), 1);
         dup2(fds[1], 2);
         close(fds[0]), close(fds[1]);
         execv(HEDDLE_BIN, (char *const *)argv);
@@ -168,6 +171,8 @@ static void command_lines(void **state) {
         {{"generate", path, "--batch-file", "/no/such"}, "/no/such"},
         {{"serve", "/no/such", "--port", "0", "--api-key-file", "/dev/zero"}, "too large"},
         {{"logits", path, "--ids", "1,2", "--out", "/dev/full"}, "/dev/full"},
+        {{"--version"}, "cannot write"},
+        {{"--help"}, "cannot write"},
     };
     (void)state;
     assert_true(fd >= 0);

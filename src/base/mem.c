@@ -3,6 +3,7 @@
 #include "base/err.h"
 
 #include <stdatomic.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -101,4 +102,10 @@ bool hd_grow(void *p, size_t *cap, size_t need, size_t size, size_t max) {
     memcpy(p, &grown, sizeof grown);
     *cap = n;
     return true;
+}
+
+void hd_mem_trim(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }

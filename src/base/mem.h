@@ -21,6 +21,9 @@ void hd_free(void *p);
 void *hd_alloc_aligned(size_t align, size_t size);   /* for hd_free_aligned */
 void hd_free_aligned(void *p);
 
+/* Give free memory back to the system, as far as the C library can; some milliseconds, so only after something large. */
+void hd_mem_trim(void);
+
 void hd_mem_fail_after(long n);
 long hd_mem_live(void);
 void hd_mem_forbid(bool on); /* debug builds: allocations of this thread assert while on */

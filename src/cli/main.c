@@ -1,5 +1,5 @@
 /* main.c - finds the command in the table of cli.h.  One file per command. */
-#include "cli/cli.h"
+#include "cli/common.h"
 
 #include "base/log.h"
 
@@ -18,7 +18,7 @@ static void log_level_from_environment(void) {
 int cmd_version(int argc, char **argv) {
     (void)argc, (void)argv;
     printf("heddle %s\n", HEDDLE_VERSION);
-    return 0;
+    return stdout_ok() ? 0 : EXIT_FAILED;
 }
 
 static int usage(FILE *to) {
@@ -26,7 +26,8 @@ static int usage(FILE *to) {
 #define X(name, what) fprintf(to, "  %-12s %s\n", #name, what);
     COMMANDS(X)
 #undef X
-    return to == stderr ? EXIT_USAGE : 0;
+    if (to == stderr) return EXIT_USAGE;
+    return stdout_ok() ? 0 : EXIT_FAILED;
 }
 
 int main(int argc, char **argv) {

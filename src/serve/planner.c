@@ -5,6 +5,9 @@
 
 #include <signal.h>
 
+/* The parsed tree of a body takes many times its size, and the C library keeps what one thread freed for that thread. */
+enum { TRIM_BODY = 256 * 1024 };
+
 struct planner {
     server *srv;
     pthread_t *threads;
@@ -43,6 +46,7 @@ static void *work(void *arg) {
     planner *p = arg;
     for (;;) {
         gen *g;
+        bool large;
         pthread_mutex_lock(&p->mu);
         while (!p->head && !p->stop) pthread_cond_wait(&p->cond, &p->mu);
         if (p->stop) {
@@ -56,8 +60,10 @@ static void *work(void *arg) {
         g->job_queued = false;
         p->n--;
         pthread_mutex_unlock(&p->mu);
+        large = g->body.len > TRIM_BODY;
         plan(g);
         post(g);
+        if (large) hd_mem_trim();
     }
 }
 

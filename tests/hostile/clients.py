@@ -7,7 +7,7 @@ whole time every server gets the attacks of attacks.py from several threads, can
 same bit for bit, and polls of /health, /v1/heddle/state and /metrics.  Five times the attacks pause until the server is
 idle: then nothing may run, wait or be held, and memory and descriptors are noted.  At the end the attacks begin once
 more, and SIGTERM in their midst must end it with status 0 and no sanitizer report.  --flat NAME: resident memory of that
-server may not grow after the first quarter by more than 2 % or 4 MiB.  --fuzz: command lines run in rotation beside it,
+server, mapped files aside, may not grow after the first quarter by more than 2 % or 4 MiB.  --fuzz: command lines run in rotation beside it,
 `{}` replaced by seconds; a non-zero status is a finding.
 Prints one line per server and fuzzer and a summary; exit status 1 when there was any finding.  Standard library only.
 """
@@ -88,8 +88,11 @@ class Target:
         self.findings.add(self.name, what)
 
     def memory(self):
+        """Resident bytes of its own and of mapped files.  The latter are the page cache's: rows of the embedding come in
+        when a token is first used, so they grow towards the file's size however long one waits before looking."""
         with open(f"/proc/{self.proc.pid}/status") as f:
-            return int(re.search(r"VmRSS:\s+(\d+)", f.read())[1]) * 1024
+            text = f.read()
+        return [int(re.search(rf"{k}:\s+(\d+)", text)[1]) * 1024 for k in ("RssAnon", "RssFile")]
 
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.proc.pid}/fd"))
@@ -263,13 +266,14 @@ class Target:
         self.stop.set()
         base = PAUSES.index(FLAT_FROM)
         if flat and len(self.rss) > base:
-            grown, allowed = self.rss[-1] - self.rss[base], max(self.rss[base] // 50, 4 << 20)
+            before, after = self.rss[base][0], self.rss[-1][0]
+            grown, allowed = after - before, max(before // 50, 4 << 20)
             if grown > allowed:
                 self.found(f"memory grew by {grown / 1048576:.1f} MiB after the warm-up")
 
     def report(self):
         lat = sorted(self.health) or [0]
-        mib = " ".join(f"{x / 1048576:.1f}" for x in self.rss)
+        mib = " ".join(f"{own / 1048576:.1f}+{file / 1048576:.1f}" for own, file in self.rss)
         print(f"{self.name}: {sum(self.counts.values())} attacks, {sum(self.statuses.values())} replies judged, "
               f"{self.canaries} canaries alike ({self.misses} refused or cut), "
               f"/health median {lat[len(lat) // 2] * 1e3:.1f} ms "
@@ -332,7 +336,7 @@ def main():
             th.start()
         for th in settling:
             th.join()
-        notes = [f"{t.name} {t.rss[-1] / 1048576:.1f} MiB {t.fds[-1]} descriptors" for t in targets if t.rss]
+        notes = [f"{t.name} {t.rss[-1][0] / 1048576:.1f} MiB {t.fds[-1]} descriptors" for t in targets if t.rss]
         print(f"  {share:.0%}: " + ", ".join(notes), flush=True)
     for t in targets:
         t.ending.set()

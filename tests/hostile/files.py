@@ -348,7 +348,7 @@ def cli(r, model):
                     continue
                 r.run("odd option", [c, model, *(["--prompt", "a", "-n", "2"] if c == "generate" else []), o, v])
     for o in options:
-        for v in values[:8] + ["nan"]:  # the port is taken, so that serve ends
+        for v in values[:8] + ["nan"]:  # without a model it ends by itself
             r.run("odd option", ["serve", "/no/such", "--port", "0", o, v])
     outputs = [["inspect", model], ["inspect", model, "--json"], ["generate", model, "--prompt", "a", "-n", "30"],
                ["generate", model, "--prompt", "a", "-n", "30", "--json"],
