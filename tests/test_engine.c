@@ -276,7 +276,7 @@ static void cancel_reaches_every_place(void **state) {
     assert_int_equal(b.generated_tokens, 0);
     read_to_end(s1, &a);
     assert_int_equal(a.n_ids, 30);
-    WAIT_FOR(look(f.e).generated_tokens_total > 32);
+    WAIT_FOR(look(f.e).generated_tokens_total > 30); /* one more than the first had: any queue holds it */
     assert_true(engine_cancel(f.e, "running", CANCEL_BY_REQUEST));
     session_cancel(s3, CANCEL_SHUTDOWN); /* the first reason wins */
     read_to_end(s3, &c);
