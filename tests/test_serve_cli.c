@@ -169,6 +169,11 @@ static void wrong_usage(void **state) {
         start(&p, false, no_host);
         assert_int_equal(end(&p, 20000), 1);
     }
+    { /* a key file that holds no key must not open the server to everyone */
+        static const char *const no_key[] = {"--api-key-file", "/dev/null", NULL};
+        start(&p, false, no_key);
+        assert_int_equal(end(&p, 20000), 1);
+    }
 }
 
 int main(void) {

@@ -220,6 +220,7 @@ static void errors(void **state) {
         {CHAT, "{\"messages\":[{\"content\":\"x\"}]}", 400, "messages[0].role", NULL},
         {CHAT, "{\"messages\":[{\"role\":\"king\",\"content\":\"x\"}]}", 400, "messages[0].role", NULL},
         {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "messages[0].content", NULL},
+        {CHAT, "{\"messages\":[{\"role\":\"user\",\"contnet\":\"x\"}]}", 400, "messages[0].content", NULL},
         {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"smell\"}]}]}", 400, "messages[0].content[1]", NULL},
         {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]}]}", 400, "messages[0].content[0]", "unsupported_modality"},
         {CHAT, "{" MSG("x") ",\"temperature\":\"hot\"}", 400, "temperature", NULL},
