@@ -17,6 +17,7 @@
     X(FULL, "full")                   /* a stated limit was reached; nothing changed */                                \
     X(NEVER_FITS, "never_fits")       /* larger than a limit that will not move */                                     \
     X(CANCELLED, "cancelled")         /* ended by its owner, a deadline or a shutdown */                               \
+    X(TIMEOUT, "timeout")             /* the caller's own limit of time passed; nothing changed */                      \
     X(CLOSED, "closed")               /* the thing asked is shutting down */                                           \
     X(FAILED, "failed")               /* a computation failed for this request only */
 

@@ -9,8 +9,10 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/trace.h"
 #include "decode/sampler.h"
 #include "decode/stop.h"
+#include "exec/cancel.h"
 #include "model/model.h"
 
 #include <stdbool.h>
@@ -19,6 +21,7 @@
 
 typedef struct engine engine;
 typedef struct session session;
+typedef struct method method; /* exec/row.h: an algorithm that produces a request's output */
 
 /* Limits and their defaults (0 takes the default). */
 typedef struct {
@@ -32,11 +35,26 @@ typedef struct {
     tensor_type kv_type;         /* F16 (or F32) */
     uint64_t idle_timeout_us;    /* a full, unread queue: 30 s */
     uint64_t stuck_timeout_us;   /* work but no finished step for this long = failed: 120 s */
+    uint64_t age_us;             /* waiting this long lifts a request by one priority class: 10 s */
+    uint64_t collect_tokens;     /* held unread by all collecting sessions together: 65,536 */
+    uint32_t max_leases_queued;  /* waiting exclusive jobs: 64 */
     const hd_clock *clock;       /* hd_clock_real */
+    trace *trace;                /* what happens is written there; borrowed; NULL: nothing is */
+    bool manual;                 /* no thread of its own: engine_turn drives it (tests with a turned clock) */
 } engine_options;
+
+/* Classes, the most urgent first.  Waiting age_us counts as one class; a class never overtakes itself. */
+typedef enum { PRIORITY_HIGH = -1, PRIORITY_NORMAL = 0, PRIORITY_LOW = 1 } gen_priority;
+enum { N_PRIORITIES = 3 };
 
 #define GEN_NO_CAP UINT32_MAX
 typedef struct {
+    const char *method;          /* NULL: "autoregressive"; "embedding"; or a registered one */
+    uint64_t method_arg;         /* the method's own: embedding: an embedding_pooling */
+    gen_priority priority;
+    const char *share;           /* requests of one share key (a user, an API key) get one fair share; NULL = ""; <= 63 bytes */
+    bool collect;                /* its unread output is bounded by collect_tokens instead of by the session's queue */
+    cancellation *cancel;        /* cancels this request too (one source may cover several); borrowed until it is over */
     const char *id;              /* for state and cancel, at most 63 bytes; "" = the engine makes one */
     const int32_t *prompt;       /* copied */
     size_t n_prompt;             /* 1 .. context - 1 (or context when max_tokens is 0) */
@@ -54,24 +72,6 @@ typedef struct {
     uint64_t queue_timeout_us, first_token_timeout_us, total_timeout_us; /* 0: none */
 } gen_request;
 
-#define CANCEL_REASONS(X)                                                                                              \
-    X(NONE, "none")                                                                                                    \
-    X(CLIENT_DISCONNECTED, "client_disconnected")                                                                      \
-    X(BY_REQUEST, "cancelled_by_request")                                                                              \
-    X(IDLE_TIMEOUT, "idle_timeout")                                                                                    \
-    X(DEADLINE_QUEUE, "deadline_queue")                                                                                \
-    X(DEADLINE_FIRST_TOKEN, "deadline_first_token")                                                                    \
-    X(DEADLINE_TOTAL, "deadline_total")                                                                                \
-    X(ENGINE_CLOSED, "engine_closed")                                                                                  \
-    X(SHUTDOWN, "shutdown")                                                                                            \
-    X(FAILED, "failed")
-typedef enum {
-#define X(id, name) CANCEL_##id,
-    CANCEL_REASONS(X)
-#undef X
-} cancel_reason;
-const char *cancel_reason_name(cancel_reason r);
-
 typedef enum { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_FAILED } finish_reason;
 const char *finish_reason_name(finish_reason r); /* "stop", "length", "cancelled", "failed" */
 
@@ -81,7 +81,9 @@ typedef struct {
     uint64_t queue_us;         /* submit to admission */
     uint64_t prefill_us;       /* admission to first token */
     uint64_t decode_us;        /* first token to the end */
-    uint64_t paused_us;
+    uint64_t gap_p50_us, gap_p99_us; /* between tokens, to within 10 %; 0 with fewer than two tokens */
+    uint64_t paused_us;        /* its reader lagged */
+    uint64_t preempted_us;     /* it had given its pages back */
     uint32_t preemptions;
 } gen_stats;
 
@@ -90,6 +92,7 @@ typedef enum {
     EV_PROMPT, /* scores of prompt position `position`: sample.id is the prompt's token there */
     EV_LOGITS, /* logits[n_logits] after prompt position `position`; borrowed until the next session_next */
     EV_TOKEN,  /* one sampled token (never the ending EOS) with the text it released, often none */
+    EV_VECTOR, /* embedding: vector[n_vector], borrowed until the next session_next */
     EV_TEXT,   /* text released at the end (held characters or a held stop prefix); no token */
     EV_DONE    /* the end; nothing follows */
 } event_kind;
@@ -102,6 +105,8 @@ typedef struct {
     size_t n_text;
     const float *logits;
     size_t n_logits;
+    const float *vector;
+    size_t n_vector;
     finish_reason finish;     /* EV_DONE */
     cancel_reason reason;     /* EV_DONE with FINISH_CANCELLED */
     int32_t stop_index;       /* EV_DONE: which stop string, or -1 */
@@ -115,11 +120,26 @@ typedef void (*session_notify)(void *ctx);
 
 /* The model is borrowed and must outlive the engine.  n_threads: 0 = by topology. */
 hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err *err);
+/* Manual engines: one turn (sweep, admit, at most one step) on the calling thread.  0: a step ran, turn again; else
+ * microseconds of opt.clock until something is due (UINT64_MAX: nothing before the next call from outside). */
+uint64_t engine_turn(engine *e);
+/* Add a method under its name, before the first request that names it.  m is borrowed until the engine is closed.
+ * HD_FULL: 16 are registered; HD_INVALID: the name is taken. */
+hd_status engine_register(engine *e, const method *m, hd_err *err);
 /* Cancels everything with `engine_closed`, waits for the executor thread.  Sessions stay readable until freed. */
 void engine_close(engine *e);
 /* No new requests (HD_CLOSED); running and queued ones go on.  True once nothing is left. */
 void engine_drain(engine *e);
 bool engine_idle(engine *e);
+
+/* Run job(ctx) when nothing else runs: admission stops, running rows finish or, after drain_us, give their pages back
+ * (and continue afterwards, to the same bits).  Jobs run one after another in the order of their calls, on the executor's
+ * thread; done(ctx, st) is told exactly once there (or on the closing thread): HD_OK after job ran, HD_CANCELLED, HD_CLOSED.
+ * Returns HD_FULL when too many wait and HD_CLOSED, and then done is not called.  cancel may be NULL. */
+typedef void (*engine_job)(void *ctx);
+typedef void (*engine_job_done)(void *ctx, hd_status st);
+hd_status engine_exclusive(engine *e, engine_job job, engine_job_done done, void *ctx, uint64_t drain_us, cancellation *cancel,
+                           hd_err *err);
 
 /* HD_INVALID names the field; HD_NEVER_FITS: context or budget, with the numbers; HD_FULL: the queue is full;
  * HD_CLOSED: draining.  n sessions are accepted together or not at all: reqs[i] becomes out[i]. */
@@ -131,6 +151,15 @@ void session_next(session *s, gen_event *ev);
 /* The same, waiting up to timeout_us for one (UINT64_MAX: for ever). */
 void session_wait(session *s, gen_event *ev, uint64_t timeout_us);
 void session_cancel(session *s, cancel_reason why); /* first reason wins; takes effect within one step */
+/* Steering: taken up before the session's next token.  All are no-ops once it is over. */
+void session_raise_cap(session *s, uint32_t max_tokens); /* may generate so many in all; never lowers; as far as the context goes */
+void session_stop(session *s);                           /* end as at a stop string, with what is there */
+void session_set_priority(session *s, gen_priority p);   /* of a waiting one: its place among the classes; of a running one: who gives way */
+/* The next tokens are these, in order, instead of sampled ones (ending a reasoning block: its closing marker).  Copied; at
+ * most 64 ids wait.  HD_FULL, HD_INVALID. */
+hd_status session_force(session *s, const int32_t *ids, size_t n, hd_err *err);
+/* From now on its output is collected (see gen_request.collect): nobody needs to read it until later. */
+void session_detach(session *s);
 const char *session_id(const session *s);
 void session_progress(session *s, uint32_t *prompt_done, uint32_t *prompt_total, bool *queued); /* for keep-alives */
 void session_free(session *s);                      /* cancels if it is not over; s is gone for the caller */
@@ -157,9 +186,11 @@ const char *row_phase_name(row_phase p);
 typedef struct {
     char id[64];
     row_phase phase;
-    uint32_t prompt_tokens, cached_tokens, generated_tokens, pages;
-    const char *wait_reason;   /* queue entries: "rows", "pages", "order"; static text */
-    uint64_t expected_wait_ms;
+    const char *method;        /* static text */
+    gen_priority priority;
+    uint32_t prompt_tokens, prompt_done, cached_tokens, generated_tokens, pages, preemptions;
+    const char *wait_reason;   /* queue entries: "rows", "pages", "order", "exclusive_job", "draining"; static text */
+    uint64_t waited_ms, expected_wait_ms;
 } row_view;
 
 typedef struct {
@@ -173,9 +204,11 @@ typedef struct {
     uint64_t steps;
     uint32_t step_tokens_last;
     double step_ms_p50;
+    uint32_t leases_waiting;   /* exclusive jobs that wait or run */
     bool draining, failed;     /* failed: there was work and no step finished in time */
     uint64_t requests_total, finished_stop, finished_length, finished_failed, cancelled[16]; /* by cancel_reason */
     uint64_t prompt_tokens_total, generated_tokens_total, preemptions_total, rejected_full;
+    uint64_t exclusive_total, faults_contained, pauses_total; /* jobs run; rows ended by a failing step; times a reader lagged */
     uint64_t retry_after_ms;   /* for 429: from measured rates, at least 1000 */
 } engine_view;
 void engine_look(engine *e, engine_view *v);

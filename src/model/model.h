@@ -72,6 +72,10 @@ typedef struct {
     uint32_t n, pos0;
     void *const *pages[MODEL_MAX_GROUPS]; /* page tables by group */
     uint32_t first_logits;  /* logits are wanted for segment positions [first_logits, n); n = none */
+    uint32_t first_hidden;  /* hidden states (after the final norm) are wanted for segment positions
+                             * [first_hidden, end_hidden) */
+    uint32_t end_hidden;    /* 0: none */
+    float *hidden;          /* out: [end_hidden - first_hidden][width], as `logits` */
     float *logits;          /* out: [n - first_logits][n_vocab] in the model's workspace, scratch until the next step */
     uint32_t n_prompt;      /* of the row: the scripted model counts its steps from there */
     const void *row_state;  /* scripted model: its rule for this row (model_row_open) */
@@ -88,6 +92,7 @@ typedef struct {
     uint32_t max_tokens; /* of all segments together */
     uint32_t max_segs;
     uint32_t max_logits; /* positions that want logits */
+    uint32_t max_hidden; /* positions that want hidden states; 0: none ever */
     uint32_t ctx;        /* positions of a row */
     uint32_t page_tokens;
     tensor_type kv_type;
