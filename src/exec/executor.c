@@ -438,7 +438,7 @@ static bool plan_row(executor *x, row *r, step_budget *left, uint32_t max_tokens
     note_pause(x, r, room == 0);
     if (!room) return false;
     if (room < max_tokens && (r->s->copy.req.prompt_logprobs || r->s->copy.req.prompt_logits)) max_tokens = room;
-    if (!r->method->plan(r, max_tokens, max_logits, g)) return false;
+    if (!r->method->plan(r, &(step_grant){max_tokens, max_logits}, g)) return false;
     left->tokens -= g->n < left->tokens ? g->n : left->tokens;
     left->logits -= g->n - g->first_logits;
     x->seg_rows[n_segs] = r;

@@ -12,16 +12,30 @@
 typedef struct row row;
 typedef struct executor executor;
 
-/* An algorithm that produces tokens for a row.  plan: describe the row's next segment within the given limits (false:
- * nothing now).  consume: take the results of that segment, publish, and say whether the row has ended. */
+/* What a segment may ask for in this step. */
 typedef struct {
+    uint32_t tokens; /* positions; >= 1 */
+    uint32_t logits; /* positions that want logits; >= 1 */
+} step_grant;
+
+/* An algorithm that produces a row's output.  Calls come from the executor's thread, in this order: open, then plan and
+ * consume in turn, tail once, close once; check comes earlier, from the submitting thread.  Unset members are allowed
+ * where said.  A method never waits, and publishes only from consume. */
+struct method {
     const char *name;
-    hd_status (*open)(row *r, hd_err *err);
-    void (*close)(row *r);
-    bool (*plan)(row *r, uint32_t max_tokens, uint32_t max_logits, segment *seg);
+    /* Is this request one the method can do?  May be NULL.  HD_INVALID, HD_UNSUPPORTED with the field. */
+    hd_status (*check)(const gen_request *req, const model_info *info, hd_err *err);
+    hd_status (*open)(row *r, hd_err *err); /* make r->mstate */
+    void (*close)(row *r);                  /* only after a successful open */
+    /* Positions that a segment after the prompt would like to have; NULL: 1. */
+    uint32_t (*wants)(const row *r);
+    /* Describe the next segment within the grant.  False: nothing to do now. */
+    bool (*plan)(row *r, const step_grant *grant, segment *seg);
+    /* Take the results: publish, and end the row with row_end or row_fail when it is over.  r->n_done already counts the
+     * segment; a method that rejects some of it sets it back. */
     void (*consume)(row *r, const segment *seg);
-    void (*tail)(row *r, hd_buf *out); /* text still held back, at an end that is not a stop string */
-} method;
+    void (*tail)(row *r, hd_buf *out);      /* text still held back, at an end that is not a stop string; may be NULL */
+};
 extern const method method_autoregressive;
 
 #define ROW_UNPLANNED UINT32_MAX

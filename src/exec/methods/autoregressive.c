@@ -33,16 +33,16 @@ static hd_status ar_open(row *r, hd_err *err) {
 
 static bool wants_scores(const row *r) { return r->s->copy.req.prompt_logprobs || r->s->copy.req.prompt_logits; }
 
-static bool ar_plan(row *r, uint32_t max_tokens, uint32_t max_logits, segment *g) {
+static bool ar_plan(row *r, const step_grant *grant, segment *g) {
     const ar_state *a = r->mstate;
     uint32_t n = r->n_tokens - r->n_done;
     if (!n) return false;
-    if (n > max_tokens) n = max_tokens;
+    if (n > grant->tokens) n = grant->tokens;
     g->tokens = r->tokens + r->n_done;
     g->pos0 = r->n_done;
     if (wants_scores(r) && r->n_done + n > a->n_scored && a->n_scored < r->n_prompt) {
         uint32_t first = a->n_scored > r->n_done ? a->n_scored - r->n_done : 0;
-        if (n - first > max_logits) n = first + max_logits;
+        if (n - first > grant->logits) n = first + grant->logits;
         g->first_logits = first;
         g->n = n;
         return true;
@@ -154,4 +154,5 @@ static void ar_tail(row *r, hd_buf *out) {
     r->end.stop_index = (int32_t)which;
 }
 
-const method method_autoregressive = {"autoregressive", ar_open, ar_close, ar_plan, ar_consume, ar_tail};
+const method method_autoregressive = {.name = "autoregressive", .open = ar_open, .close = ar_close, .plan = ar_plan,
+                                      .consume = ar_consume, .tail = ar_tail};
