@@ -21,7 +21,7 @@
 
 typedef struct engine engine;
 typedef struct session session;
-typedef struct method method; /* exec/row.h: an algorithm that produces a request's output */
+typedef struct gen_method gen_method; /* exec/row.h: an algorithm that produces a request's output */
 
 /* Limits and their defaults (0 takes the default). */
 typedef struct {
@@ -125,7 +125,7 @@ hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err 
 uint64_t engine_turn(engine *e);
 /* Add a method under its name, before the first request that names it.  m is borrowed until the engine is closed.
  * HD_FULL: 16 are registered; HD_INVALID: the name is taken. */
-hd_status engine_register(engine *e, const method *m, hd_err *err);
+hd_status engine_register(engine *e, const gen_method *m, hd_err *err);
 /* Cancels everything with `engine_closed`, waits for the executor thread.  Sessions stay readable until freed. */
 void engine_close(engine *e);
 /* No new requests (HD_CLOSED); running and queued ones go on.  True once nothing is left. */

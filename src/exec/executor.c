@@ -93,7 +93,7 @@ hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err
     if ((st = kv_open(&x->kv, x->opt.kv_budget_bytes, x->n_groups, page_bytes, err)) || (st = bound_context(x, err)))
         goto fail;
     x->max_pages = pages_for(x->opt.ctx, x->opt.page_tokens);
-    lim = (step_limits){x->max_step_tokens, x->opt.max_rows, x->max_logits, x->opt.ctx, x->opt.page_tokens, x->opt.kv_type};
+    lim = (step_limits){x->max_step_tokens, x->opt.max_rows, x->max_logits, 0, x->opt.ctx, x->opt.page_tokens, x->opt.kv_type};
     if ((st = model_plan(m, &lim, err))) goto fail;
     x->rows = hd_calloc(x->opt.max_rows, sizeof *x->rows);
     x->segs = hd_calloc(x->opt.max_rows, sizeof *x->segs);

@@ -21,7 +21,7 @@ typedef struct {
 /* An algorithm that produces a row's output.  Calls come from the executor's thread, in this order: open, then plan and
  * consume in turn, tail once, close once; check comes earlier, from the submitting thread.  Unset members are allowed
  * where said.  A method never waits, and publishes only from consume. */
-struct method {
+struct gen_method {
     const char *name;
     /* Is this request one the method can do?  May be NULL.  HD_INVALID, HD_UNSUPPORTED with the field. */
     hd_status (*check)(const gen_request *req, const model_info *info, hd_err *err);
@@ -36,12 +36,12 @@ struct method {
     void (*consume)(row *r, const segment *seg);
     void (*tail)(row *r, hd_buf *out);      /* text still held back, at an end that is not a stop string; may be NULL */
 };
-extern const method method_autoregressive;
+extern const gen_method method_autoregressive;
 
 #define ROW_UNPLANNED UINT32_MAX
 
 struct row {
-    const method *method;
+    const gen_method *method;
     void *mstate;             /* of the method */
     executor *x;
     session *s;

@@ -453,6 +453,7 @@ static bool take_event(gen *g, choice *ch, const gen_event *ev, hd_buf *out, ser
         }
         break;
     case EV_LOGITS:
+    case EV_VECTOR:
     case EV_NONE: break;
     }
     return !e->status;

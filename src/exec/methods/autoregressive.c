@@ -154,5 +154,5 @@ static void ar_tail(row *r, hd_buf *out) {
     r->end.stop_index = (int32_t)which;
 }
 
-const method method_autoregressive = {.name = "autoregressive", .open = ar_open, .close = ar_close, .plan = ar_plan,
+const gen_method method_autoregressive = {.name = "autoregressive", .open = ar_open, .close = ar_close, .plan = ar_plan,
                                       .consume = ar_consume, .tail = ar_tail};
