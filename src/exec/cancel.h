@@ -2,7 +2,9 @@
  *
  * The first reason wins and stays.  Each subscription is its own handle and is told at most once, in subscription order;
  * those present when cancel begins are told even if they are removed meanwhile by another observer - except that once
- * cancel_unsubscribe has returned to a caller that is not itself inside an observer, its observer neither runs nor will.
+ * cancel_unsubscribe has returned to a caller that is not itself inside an observer of this source (told by cancel_fire, in
+ * the same thread), its observer neither runs nor will.  So two observers of different sources, fired in two threads, must
+ * not remove each other: each would wait for the other.
  * Subscribing after the cancel calls the observer at once.  Observers run outside the source's lock, so they may
  * subscribe, unsubscribe and cancel; what one does never keeps the others from being told.  All calls are thread-safe. */
 #ifndef HD_EXEC_CANCEL_H
@@ -39,7 +41,8 @@ hd_status cancel_new(cancellation **out, hd_err *err);
 void cancel_ref(cancellation *c);
 void cancel_unref(cancellation *c); /* NULL is fine */
 
-/* False: it was cancelled before, with the reason of that time. */
+/* True: this call set the reason, and every observer has been told when it returns.  False: it was cancelled before, with
+ * the reason of that time; its observers may still be on their way.  why is not CANCEL_NONE. */
 bool cancel_fire(cancellation *c, cancel_reason why);
 cancel_reason cancel_why(const cancellation *c); /* CANCEL_NONE: not cancelled */
 /* HD_CANCELLED with "generation cancelled: <reason>", or HD_OK. */
@@ -47,7 +50,9 @@ hd_status cancel_check(const cancellation *c, hd_err *err);
 
 /* *out is NULL when the observer was called at once.  HD_NOMEM. */
 hd_status cancel_subscribe(cancellation *c, cancel_observer fn, void *ctx, cancel_sub **out, hd_err *err);
-/* NULL is fine.  Frees the handle.  Waits for the observer if it is running in another thread. */
-void cancel_unsubscribe(cancel_sub *s);
+/* NULL is fine.  Frees the handle.  Waits for the observer if it is running in another thread.
+ * True: the call came from inside another observer of this source, and this observer has yet to be told and will be, so
+ * its ctx must live until then.  False: it does not run after this call (unless it is the caller itself). */
+bool cancel_unsubscribe(cancel_sub *s);
 
 #endif

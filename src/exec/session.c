@@ -8,16 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-const char *cancel_reason_name(cancel_reason r) {
-    switch (r) {
-#define X(id, name)                                                                                                    \
-    case CANCEL_##id: return name;
-        CANCEL_REASONS(X)
-#undef X
-    }
-    return "unknown";
-}
-
 const char *finish_reason_name(finish_reason r) {
     static const char *const names[] = {"stop", "length", "cancelled", "failed"};
     return names[r];
