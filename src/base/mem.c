@@ -109,3 +109,11 @@ void hd_mem_trim(void) {
     malloc_trim(0);
 #endif
 }
+
+void hd_mem_tune(void) {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 256 * 1024);
+    mallopt(M_TRIM_THRESHOLD, 1024 * 1024);
+    mallopt(M_ARENA_MAX, 4);
+#endif
+}

@@ -23,6 +23,9 @@ void hd_free_aligned(void *p);
 
 /* Give free memory back to the system, as far as the C library can; some milliseconds, so only after something large. */
 void hd_mem_trim(void);
+/* For a program's start: blocks above 256 KiB come from the system and go back to it when freed (the C library would raise
+ * that mark with use), and few arenas.  Process-wide, so programs call it and the library does not. */
+void hd_mem_tune(void);
 
 void hd_mem_fail_after(long n);
 long hd_mem_live(void);

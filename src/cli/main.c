@@ -2,6 +2,7 @@
 #include "cli/common.h"
 
 #include "base/log.h"
+#include "base/mem.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -32,6 +33,7 @@ static int usage(FILE *to) {
 
 int main(int argc, char **argv) {
     if (argc < 2) return usage(stderr);
+    hd_mem_tune();
     log_level_from_environment();
     if (!strcmp(argv[1], "--version")) argv[1] = (char *)(uintptr_t)"version";
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "help")) return usage(stdout);

@@ -80,6 +80,7 @@ static void release(gen *g) {
     /* Someone held back by the bound on collected tokens may go on. */
     for (gen *h = s->gens; h; h = h->next)
         if (h->held) evtimer_add(h->timer, &at_once);
+    server_rest(s);
     server_check_drained(s);
 }
 

@@ -81,6 +81,17 @@ void server_check_drained(server *s) {
     atomic_store_explicit(&s->phase, PHASE_DRAINED, memory_order_release);
 }
 
+static void on_rest(evutil_socket_t fd, short what, void *arg) {
+    server *s = arg;
+    (void)fd, (void)what;
+    if (!s->n_gens) hd_mem_trim();
+}
+
+void server_rest(server *s) {
+    static const struct timeval moment = {0, 500000};
+    if (!s->n_gens && !evtimer_pending(s->rest_ev, NULL)) evtimer_add(s->rest_ev, &moment);
+}
+
 static void begin_drain(server *s, uint64_t timeout_us) {
     struct timeval tv = {(time_t)(timeout_us / 1000000), (suseconds_t)(timeout_us % 1000000)};
     if (server_phase_now(s) >= PHASE_DRAINED) return;
@@ -257,7 +268,7 @@ hd_status server_open(server **out, engine *e, model *m, const server_options *o
         !(s->wake_ev = event_new(s->base, s->wake_fd, EV_READ | EV_PERSIST, on_wake, s)) ||
         event_add(s->wake_ev, NULL) || !(s->reap_ev = evtimer_new(s->base, on_reap, s)) ||
         !(s->accept_ev = evtimer_new(s->base, on_accept_again, s)) ||
-        !(s->drain_ev = evtimer_new(s->base, on_drain_deadline, s))) {
+        !(s->drain_ev = evtimer_new(s->base, on_drain_deadline, s)) || !(s->rest_ev = evtimer_new(s->base, on_rest, s))) {
         hd_fail(err, HD_IO, "serve: the event loop cannot be made: %s", strerror(errno));
         goto fail;
     }
@@ -332,6 +343,7 @@ void server_close(server *s) {
     if (s->reap_ev) event_free(s->reap_ev);
     if (s->accept_ev) event_free(s->accept_ev);
     if (s->drain_ev) event_free(s->drain_ev);
+    if (s->rest_ev) event_free(s->rest_ev);
     if (s->base) event_base_free(s->base);
     if (s->wake_fd >= 0) close(s->wake_fd);
     free_strings(s->keys, s->opt.n_api_keys);

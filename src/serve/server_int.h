@@ -54,7 +54,7 @@ struct server {
 
     /* loop */
     struct evconnlistener *listener;
-    struct event *wake_ev, *reap_ev, *accept_ev, *drain_ev;
+    struct event *wake_ev, *reap_ev, *accept_ev, *drain_ev, *rest_ev;
     conn *conns, *dead; /* live ones; closed ones whose memory waits for the end of the turn */
     uint32_t n_conns;
     size_t body_bytes;          /* request bodies held, of connections and of generations being planned */
@@ -75,6 +75,8 @@ static inline server_phase server_phase_now(const server *s) {
 void server_wake(server *s);
 /* Loop: something ended; if a drain is on, see whether all is over. */
 void server_check_drained(server *s);
+/* Loop: the last generation has left; if it stays so for a moment, free memory goes back to the system. */
+void server_rest(server *s);
 uint64_t server_now_us(void);
 /* n characters of an unguessable id from [0-9a-zA-Z], NUL-terminated. */
 void server_random_id(char *out, size_t n);
