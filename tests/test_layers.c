@@ -2,7 +2,8 @@
  *
  *     base <- tensor <- kernels <- format <- text <- decode <- model <- state <- exec <- serve <- cli
  *
- * Sub-folders (kernels/avx2, exec/methods) belong to the folder they are in.  Tests and fuzzers may include anything.
+ * Sub-folders (kernels/avx2, exec/methods) belong to the folder they are in.  include/ holds the public header, which
+ * includes nothing of heddle's; examples/ knows only that one.  Tests and fuzzers may include anything.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,6 +41,19 @@ static const char *judge(int layer, const char *line) {
     target = layer_of(line);
     if (target < 0) return "an include is written from src/, starting with its layer";
     return target <= layer ? NULL : "it points to the right";
+}
+
+/* The same for a file of include/ or examples/: no header of heddle's but the installed <heddle.h>. */
+static const char *judge_outside(const char *line) {
+    line += strspn(line, " \t");
+    if (*line++ != '#') return NULL;
+    line += strspn(line, " \t");
+    if (strncmp(line, "include", 7)) return NULL;
+    line += 7;
+    line += strspn(line, " \t");
+    if (*line == '"') return "what is outside of src/ knows <heddle.h> only";
+    if (*line == '<' && layer_of(line + 1) >= 0 && strchr(line, '/')) return "a header of src/ in disguise";
+    return NULL;
 }
 
 typedef struct {
@@ -89,6 +103,37 @@ static void includes_point_left(void **state) {
     assert_int_equal(t.bad, 0);
 }
 
+/* include/ and examples/. */
+static void the_outside_knows_the_public_header_only(void **state) {
+    static const char *const dirs[] = {"include", "examples"};
+    tally t = {0, 0};
+    (void)state;
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
+        char path[600], line[1000];
+        DIR *d;
+        snprintf(path, sizeof path, "%s/../%s", TEST_DIR, dirs[i]);
+        d = opendir(path);
+        assert_non_null(d);
+        for (struct dirent *e; (e = readdir(d));) {
+            size_t n = strlen(e->d_name);
+            FILE *f;
+            if (n < 3 || e->d_name[n - 2] != '.' || !strchr("ch", e->d_name[n - 1])) continue;
+            snprintf(path, sizeof path, "%s/../%s/%.200s", TEST_DIR, dirs[i], e->d_name);
+            f = fopen(path, "r");
+            assert_non_null(f);
+            t.files++;
+            for (int no = 1; fgets(line, sizeof line, f); no++) {
+                const char *why = judge_outside(line);
+                if (why) print_error("%s/%s:%d: %s: %s", dirs[i], e->d_name, no, why, line), t.bad++;
+            }
+            fclose(f);
+        }
+        closedir(d);
+    }
+    assert_true(t.files >= 2);
+    assert_int_equal(t.bad, 0);
+}
+
 static void the_judge_can_refuse(void **state) {
     int format = layer_of("format/gguf.h");
     (void)state;
@@ -102,11 +147,16 @@ static void the_judge_can_refuse(void **state) {
     assert_non_null(judge(format, "#include \"../text/tokenizer.h\"\n"));
     assert_non_null(judge(format, "#include \"heddle.h\"\n"));
     assert_null(judge(layer_of("cli/"), "#include \"heddle.h\"\n"));
+    assert_null(judge_outside("#include <heddle.h>\n"));
+    assert_null(judge_outside("#include <sys/stat.h>\n"));
+    assert_non_null(judge_outside("#include \"exec/engine.h\"\n"));
+    assert_non_null(judge_outside("# include <exec/engine.h>\n"));
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(includes_point_left),
+        cmocka_unit_test(the_outside_knows_the_public_header_only),
         cmocka_unit_test(the_judge_can_refuse),
     };
     return cmocka_run_group_tests_name("layers", tests, NULL, NULL);
