@@ -113,7 +113,7 @@ static hd_status fill(decoder *d, const char *path, const model_options *opt, hd
     model_info *in = &d->base.info;
     hd_topology topo;
     hd_status st;
-    uint64_t ctx = 0;
+    uint64_t ctx = 0, pooling;
     if ((st = gguf_open(&d->file, path, err)) || (st = read_names(d, path, err)) || (st = read_text(d, err)) ||
         (st = sampling_hints(in, d->file, err)))
         return st;
@@ -133,6 +133,8 @@ static hd_status fill(decoder *d, const char *path, const model_options *opt, hd
     /* Rows of the head beyond the vocabulary are padding that must never be sampled. */
     in->n_vocab = d->cfg.n_vocab;
     if (tokenizer_size(d->base.tok) < in->n_vocab) in->n_vocab = (uint32_t)tokenizer_size(d->base.tok);
+    if ((st = arch_uint(d->file, "pooling_type", 0, UINT32_MAX, 0, &pooling, err))) return st;
+    in->pooling_type = pooling <= 3 ? (uint32_t)pooling : 0; /* 4, "rank", is of re-rankers and gives no vector */
     make_groups(d);
     hd_topology_get(&topo);
     in->n_threads = opt->n_threads ? opt->n_threads : topo.threads;

@@ -15,7 +15,7 @@ enum {
     PACK_TOKENS = 4,    /* mm_act_pack may be split at multiples of this */
     ATTN_TILE = 16,     /* queries of one segment that share a pass over the keys */
     PHASES_PER_LAYER = 10,
-    PHASES_OUTSIDE = 3
+    PHASES_OUTSIDE = 4
 };
 
 typedef struct {
@@ -28,8 +28,10 @@ struct forward_space {
     uint64_t bytes;
     unsigned n_members;
     uint32_t *tok_seg, *tok_pos, *tok_index; /* of token t: its segment, its position, its index in the segment */
-    float *x, *xn, *q, *k, *v, *att, *gate, *up, *y, *rope, *xl, *logits;
+    float *x, *xn, *q, *k, *v, *att, *gate, *up, *y, *rope, *logits, *hidden;
     uint32_t *logit_tok;                     /* logits row l belongs to token logit_tok[l] */
+    uint32_t *logit_hidden;                  /* whose hidden state is row logit_hidden[l], or NO_HIDDEN */
+    uint32_t *hidden_tok;                    /* hidden row h belongs to token hidden_tok[h] */
     void *act[ACT_KINDS];
     uint8_t *scratch;                        /* one slice a member */
     uint64_t scratch_bytes;
@@ -40,8 +42,10 @@ struct forward_space {
     /* this step */
     decoder *d;
     const step *st;
-    uint32_t n_logits;
+    uint32_t n_logits, n_hidden;
 };
+
+#define NO_HIDDEN UINT32_MAX
 
 /* Hand out the next `bytes` of the block, or only count them while base is NULL. */
 static void *take(uint8_t *base, uint64_t *at, uint64_t bytes) {
@@ -74,6 +78,9 @@ static uint64_t space_layout(forward_space *s, const decoder *d, const step_limi
     s->rope = take(base, &at, t * c->n_ropes * c->n_rot * sizeof(float));
     s->logits = take(base, &at, (uint64_t)lim->max_logits * d->base.info.n_vocab * sizeof(float));
     s->logit_tok = take(base, &at, lim->max_logits * sizeof(uint32_t));
+    s->logit_hidden = take(base, &at, lim->max_logits * sizeof(uint32_t));
+    s->hidden = take(base, &at, (uint64_t)lim->max_hidden * c->width * sizeof(float));
+    s->hidden_tok = take(base, &at, lim->max_hidden * sizeof(uint32_t));
     for (int kind = 0; kind < ACT_KINDS; kind++)
         s->act[kind] = take(base, &at, mm_act_bytes(d->base.k, (act_kind)kind, (uint32_t)widest, (uint32_t)act_tokens));
     s->scratch_bytes = (max_u64(mm_scratch_bytes(), attn_scratch_bytes(lim->ctx, c->n_head / c->n_kv)) + 63) & ~63ull;
@@ -345,17 +352,33 @@ static void ffn_act(worker *w, size_t t0, size_t t1) {
     pack_for(s, ws, 1, s->gate, c->ff, s->st->n_tokens, (uint32_t)t0, (uint32_t)t1);
 }
 
-/* The last residual sum and the final norm, for wanted positions only. */
+/* The last residual sum and the final norm of token t into out. */
+static void last_norm(worker *w, uint32_t t, float *out) {
+    forward_space *s = w->s;
+    const decoder *d = s->d;
+    const decoder_config *c = &d->cfg;
+    float *x = s->x + (uint64_t)t * c->width;
+    add_residual(d, x, s->y + (uint64_t)t * c->width, w->y->down_bias, w->y->post_ffn_norm);
+    vec_rms_norm(d->base.k, out, x, d->out_norm, c->width, c->eps);
+}
+
+static void hidden_out(worker *w, size_t h0, size_t h1) {
+    forward_space *s = w->s;
+    for (size_t h = h0; h < h1; h++) last_norm(w, s->hidden_tok[h], s->hidden + h * s->d->cfg.width);
+}
+
+/* What the head reads, for wanted positions only.  The residual sum happens in place, so a position that also wanted its
+ * hidden state takes it from there. */
 static void head_in(worker *w, size_t l0, size_t l1) {
     forward_space *s = w->s;
     const decoder *d = s->d;
     const decoder_config *c = &d->cfg;
     const mm_weight *ws[] = {&d->head};
     for (size_t l = l0; l < l1; l++) {
-        size_t t = s->logit_tok[l];
-        float *x = s->x + t * c->width;
-        add_residual(d, x, s->y + t * c->width, w->y->down_bias, w->y->post_ffn_norm);
-        vec_rms_norm(d->base.k, s->xn + l * c->width, x, d->out_norm, c->width, c->eps);
+        float *xn = s->xn + l * c->width;
+        uint32_t h = s->logit_hidden[l];
+        if (h == NO_HIDDEN) last_norm(w, s->logit_tok[l], xn);
+        else memcpy(xn, s->hidden + (uint64_t)h * c->width, c->width * sizeof *xn);
     }
     pack_for(s, ws, 1, s->xn, c->width, s->n_logits, (uint32_t)l0, (uint32_t)l1);
 }
@@ -393,6 +416,7 @@ static void run(void *ctx, unsigned member, unsigned n) {
         ps = (products){{product_of(s, &y->down, s->y)}, 1, t, 0, 0};
         multiply(&w, &ps);
     }
+    if (s->n_hidden) phase(&w, s->n_hidden, 1, hidden_out);
     if (!s->n_logits) return;
     phase(&w, s->n_logits, PACK_TOKENS, head_in);
     ps = (products){{product_of(s, &d->head, s->logits)}, 1, s->n_logits, 0, 0};
@@ -430,16 +454,23 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
     (void)bad_seg, (void)err;
     HD_ASSERT(st->n_tokens <= s->lim.max_tokens && st->n_segs <= s->lim.max_segs);
     s->st = st;
-    s->n_logits = 0;
+    s->n_logits = s->n_hidden = 0;
     for (uint32_t i = 0; i < st->n_segs; i++) {
         segment *g = &st->segs[i];
         g->logits = s->logits + (uint64_t)s->n_logits * d->base.info.n_vocab;
+        g->hidden = s->hidden + (uint64_t)s->n_hidden * d->cfg.width;
         for (uint32_t j = 0; j < g->n; j++, t++) {
             s->tok_seg[t] = i;
             s->tok_index[t] = j;
             s->tok_pos[t] = g->pos0 + j;
+            bool wanted = j >= g->first_hidden && j < g->end_hidden;
+            if (wanted) {
+                HD_ASSERT(s->n_hidden < s->lim.max_hidden);
+                s->hidden_tok[s->n_hidden++] = t;
+            }
             if (j < g->first_logits) continue;
             HD_ASSERT(s->n_logits < s->lim.max_logits);
+            s->logit_hidden[s->n_logits] = wanted ? s->n_hidden - 1 : NO_HIDDEN;
             s->logit_tok[s->n_logits++] = t;
         }
     }

@@ -59,6 +59,7 @@ typedef struct {
     const char *isa;            /* kernel path */
     unsigned n_threads;
     bool scripted;
+    uint32_t pooling_type;      /* the file's way from hidden states to an embedding: 1 mean, 2 cls, 3 last; 0: it names none */
     /* sampling defaults of the file; NaN / UINT32_MAX where it has none */
     float temperature, top_p, min_p;
     uint32_t top_k;
@@ -74,7 +75,7 @@ typedef struct {
     uint32_t first_logits;  /* logits are wanted for segment positions [first_logits, n); n = none */
     uint32_t first_hidden;  /* hidden states (after the final norm) are wanted for segment positions
                              * [first_hidden, end_hidden) */
-    uint32_t end_hidden;    /* 0: none */
+    uint32_t end_hidden;    /* 0: none; <= n */
     float *hidden;          /* out: [end_hidden - first_hidden][width], as `logits` */
     float *logits;          /* out: [n - first_logits][n_vocab] in the model's workspace, scratch until the next step */
     uint32_t n_prompt;      /* of the row: the scripted model counts its steps from there */

@@ -1,7 +1,8 @@
 /* script.c - running the scripted model: which rule a row follows, its logits, the delays.
  *
  * Step index of a position = that position - prompt length.  The scripted token has logit 20 and all others 0, or the
- * listed logits (others 0) where the rule has "top" for the step. */
+ * listed logits (others 0) where the rule has "top" for the step.  The hidden state of token t at position p is
+ * h[i] = (31 t + 7 (p + 1) (i + 1)) mod 101 - 50: small whole numbers, so that sums of them are exact. */
 #include "model/script.h"
 #include "base/mem.h"
 
@@ -13,16 +14,23 @@
 
 static hd_status script_plan(model *m, const step_limits *lim, hd_err *err) {
     script_model *s = (script_model *)m;
-    float *p = hd_calloc((size_t)lim->max_logits * m->info.n_vocab, sizeof *p);
-    if (!p) return hd_fail(err, HD_NOMEM, "script: no memory");
+    float *logits = hd_calloc((size_t)lim->max_logits * m->info.n_vocab, sizeof *logits);
+    float *hidden = hd_calloc((size_t)lim->max_hidden * SCRIPT_WIDTH, sizeof *hidden);
+    if (!logits || !hidden) {
+        hd_free(logits);
+        hd_free(hidden);
+        return hd_fail(err, HD_NOMEM, "script: no memory");
+    }
     hd_free(s->logits);
-    s->logits = p;
+    hd_free(s->hidden);
+    s->logits = logits;
+    s->hidden = hidden;
     s->lim = *lim;
     return HD_OK;
 }
 
 static uint64_t script_workspace_bytes(const model *m, const step_limits *lim) {
-    return (uint64_t)lim->max_logits * m->info.n_vocab * sizeof(float);
+    return ((uint64_t)lim->max_logits * m->info.n_vocab + (uint64_t)lim->max_hidden * SCRIPT_WIDTH) * sizeof(float);
 }
 
 static uint64_t script_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type) {
@@ -65,6 +73,10 @@ static bool script_logits(const script_model *s, const script_rule *r, uint64_t 
     return true;
 }
 
+static void script_hidden(int32_t id, uint64_t pos, float *out) {
+    for (uint32_t i = 0; i < SCRIPT_WIDTH; i++) out[i] = (float)(((uint64_t)id * 31 + (pos + 1) * (i + 1) * 7) % 101) - 50;
+}
+
 static void script_sleep(script_model *s, uint64_t us) {
     struct timespec t;
     if (!us) return;
@@ -89,10 +101,13 @@ static void script_interrupt(model *m) {
 static hd_status script_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err) {
     script_model *s = (script_model *)m;
     uint64_t us = s->step_delay_us;
-    uint32_t n_logits = 0;
+    uint32_t n_logits = 0, n_hidden = 0;
     for (uint32_t i = 0; i < st->n_segs; i++) {
         segment *g = &st->segs[i];
         const script_rule *r = g->row_state;
+        g->hidden = s->hidden + (uint64_t)n_hidden * SCRIPT_WIDTH;
+        for (uint32_t j = g->first_hidden; j < g->end_hidden; j++, n_hidden++)
+            script_hidden(g->tokens[j], (uint64_t)g->pos0 + j, s->hidden + (uint64_t)n_hidden * SCRIPT_WIDTH);
         g->logits = s->logits + (uint64_t)n_logits * m->info.n_vocab;
         for (uint32_t j = g->first_logits; j < g->n; j++, n_logits++) {
             uint64_t next = (uint64_t)g->pos0 + j + 1; /* the position these logits decide */
@@ -139,7 +154,7 @@ hd_status script_open_memory(model **out, const char *text, size_t n, const char
     pthread_condattr_destroy(&attr);
     s->base.k = kernels_get(NULL);
     s->base.info = (model_info){.arch = "script", .bos = -1, .eos = -1, .n_groups = 1, .isa = "script", .n_threads = 1,
-                                .scripted = true, .n_layers = 1, .temperature = __builtin_nanf(""),
+                                .scripted = true, .n_layers = 1, .width = SCRIPT_WIDTH, .temperature = __builtin_nanf(""),
                                 .top_p = __builtin_nanf(""), .min_p = __builtin_nanf(""), .top_k = UINT32_MAX,
                                 .groups = {{.n_layers = 1, .n_kv_heads = 1, .head_dim = 8, .token_bytes = SCRIPT_TOKEN_BYTES}}};
     if (!(s->base.name = hd_strdup(name))) st = hd_fail(err, HD_NOMEM, "script: no memory");

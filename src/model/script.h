@@ -11,7 +11,8 @@ enum {
     SCRIPT_MAX_FILE = 64 << 20,
     SCRIPT_MAX_VOCAB = 1 << 20,
     SCRIPT_MAX_EMIT = 1 << 22,
-    SCRIPT_TOKEN_BYTES = 1024 /* what one token of context is accounted as */
+    SCRIPT_TOKEN_BYTES = 1024, /* what one token of context is accounted as */
+    SCRIPT_WIDTH = 8           /* of its hidden states */
 };
 
 typedef enum { SCRIPT_EOS, SCRIPT_LOOP, SCRIPT_FAIL } script_then;
@@ -40,7 +41,7 @@ typedef struct {
     script_rule *rules; /* the default rule is the last */
     size_t n_rules;
     uint64_t step_delay_us, token_delay_us, prompt_delay_us;
-    float *logits;
+    float *logits, *hidden;
     step_limits lim;
     pthread_mutex_t mu; /* guards the sleep */
     pthread_cond_t wake;
