@@ -7,6 +7,7 @@
     X(serve, "an OpenAI-compatible server over HTTP")                                                                  \
     X(run, "chat with a model in the terminal")                                                                        \
     X(generate, "complete a prompt, or a file of them")                                                                \
+    X(embed, "the embedding of a text")                                                                                \
     X(logits, "raw logits of a text")                                                                                  \
     X(perplexity, "perplexity of a text file")                                                                         \
     X(bench, "speed of a model on this machine")                                                                       \

@@ -93,7 +93,7 @@ hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err
     if ((st = kv_open(&x->kv, x->opt.kv_budget_bytes, x->n_groups, page_bytes, err)) || (st = bound_context(x, err)))
         goto fail;
     x->max_pages = pages_for(x->opt.ctx, x->opt.page_tokens);
-    lim = (step_limits){x->max_step_tokens, x->opt.max_rows, x->max_logits, 0, x->opt.ctx, x->opt.page_tokens, x->opt.kv_type};
+    lim = (step_limits){x->max_step_tokens, x->opt.max_rows, x->max_logits, x->max_step_tokens, x->opt.ctx, x->opt.page_tokens, x->opt.kv_type};
     if ((st = model_plan(m, &lim, err))) goto fail;
     x->rows = hd_calloc(x->opt.max_rows, sizeof *x->rows);
     x->segs = hd_calloc(x->opt.max_rows, sizeof *x->segs);
@@ -118,8 +118,18 @@ void executor_close(executor *x) {
     memset(x, 0, sizeof *x);
 }
 
+static const gen_method *find_method(const char *name) {
+    static const gen_method *const built_in[] = {&method_autoregressive, &method_embedding};
+    if (!name) return built_in[0];
+    for (size_t i = 0; i < sizeof built_in / sizeof *built_in; i++)
+        if (!strcmp(built_in[i]->name, name)) return built_in[i];
+    return NULL;
+}
+
 hd_status executor_check(const executor *x, const gen_request *req, hd_err *err) {
     uint32_t ctx = x->opt.ctx;
+    const gen_method *m = find_method(req->method);
+    if (!m) return hd_fail_field(err, HD_INVALID, "method", "there is no method '%.60s'", req->method);
     if (!req->n_prompt) return hd_fail_field(err, HD_INVALID, "prompt", "the prompt is empty");
     if (req->n_prompt > ctx || (req->n_prompt == ctx && req->max_tokens))
         return hd_fail_field(err, HD_NEVER_FITS, "prompt",
@@ -128,6 +138,10 @@ hd_status executor_check(const executor *x, const gen_request *req, hd_err *err)
         if (req->prompt[i] < 0 || (uint32_t)req->prompt[i] >= x->info->n_vocab)
             return hd_fail_field(err, HD_INVALID, "prompt", "token id %d at index %zu is outside the vocabulary of %u",
                                  req->prompt[i], i, x->info->n_vocab);
+    if (m->check) {
+        hd_status st = m->check(req, x->info, err);
+        if (st) return st;
+    }
     for (size_t i = 0; i < req->n_stop_ids; i++)
         if (req->stop_ids[i] < 0 || (uint32_t)req->stop_ids[i] >= x->info->n_vocab)
             return hd_fail_field(err, HD_INVALID, "stop_token_ids", "token id %d is outside the vocabulary", req->stop_ids[i]);
@@ -168,7 +182,7 @@ static hd_status row_new(row **out, executor *x, session *s, hd_err *err) {
     r->x = x;
     r->s = s;
     r->order = s->order;
-    r->method = &method_autoregressive;
+    r->method = find_method(req->method);
     r->n_prompt = r->n_tokens = (uint32_t)req->n_prompt;
     r->cap_generated = req->max_tokens < room ? req->max_tokens : room;
     r->cap_tokens = r->n_prompt + r->cap_generated;
@@ -287,7 +301,7 @@ void executor_end_waiting(executor *x, session *s, finish_reason why, cancel_rea
     gen_event end = {.kind = EV_DONE, .finish = why, .reason = reason, .stop_index = -1};
     if (err) end.err = *err;
     buf_clear(&x->text_b);
-    if (r) r->method->tail(r, &x->text_b);
+    if (r && r->method->tail) r->method->tail(r, &x->text_b);
     settle(x, s, r, &end);
     row_free(r);
 }
@@ -296,7 +310,7 @@ void executor_end_waiting(executor *x, session *s, finish_reason why, cancel_rea
 static void finish_row(executor *x, row *r) {
     r->end.kind = EV_DONE;
     buf_clear(&x->text_b);
-    r->method->tail(r, &x->text_b);
+    if (r->method->tail) r->method->tail(r, &x->text_b);
     settle(x, r->s, r, &r->end);
     drop_pages(r);
     x->reserved_bytes -= r->reserved_bytes;

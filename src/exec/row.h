@@ -36,7 +36,7 @@ struct gen_method {
     void (*consume)(row *r, const segment *seg);
     void (*tail)(row *r, hd_buf *out);      /* text still held back, at an end that is not a stop string; may be NULL */
 };
-extern const gen_method method_autoregressive;
+extern const gen_method method_autoregressive, method_embedding;
 
 #define ROW_UNPLANNED UINT32_MAX
 

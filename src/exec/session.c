@@ -86,6 +86,8 @@ void session_destroy(session *s) {
     copy_deinit(&s->copy);
     hd_free(s->ring);
     hd_free(s->logits);
+    hd_free(s->vector);
+    hd_free(s->vector_out);
     buf_deinit(&s->text);
     buf_deinit(&s->tail);
     buf_deinit(&s->out);
@@ -146,6 +148,15 @@ void session_push_logits(session *s, uint64_t position, const float *logits) {
     pthread_mutex_unlock(&s->mu);
 }
 
+void session_push_vector(session *s, float *v, size_t n) {
+    pthread_mutex_lock(&s->mu);
+    HD_ASSERT(!s->vector && !s->over);
+    s->vector = v;
+    s->n_vector = n;
+    tell_reader(s);
+    pthread_mutex_unlock(&s->mu);
+}
+
 uint64_t session_last_read(session *s) {
     uint64_t t;
     pthread_mutex_lock(&s->mu);
@@ -190,6 +201,13 @@ static void take_next(session *s, gen_event *ev) {
         s->text_at += r->n_text;
         s->head = (s->head + 1) % SESSION_MAX_TOKENS;
         if (!--s->n) buf_clear(&s->text), s->text_at = 0;
+    } else if (s->vector) {
+        hd_free(s->vector_out);
+        s->vector_out = s->vector;
+        s->vector = NULL;
+        ev->kind = EV_VECTOR;
+        ev->vector = s->vector_out;
+        ev->n_vector = s->n_vector;
     } else if (s->over && !s->tail_read && s->tail.len) {
         s->tail_read = true;
         ev->kind = EV_TEXT;

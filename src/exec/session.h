@@ -59,6 +59,9 @@ struct session {
     uint32_t n_logits, logits_at;      /* waiting rows of it, oldest at logits_at */
     uint64_t logits_pos;               /* position of the oldest */
     size_t n_vocab;
+    float *vector;                     /* one waits, or NULL; vector_out: handed to the reader */
+    size_t n_vector;
+    float *vector_out;
     bool over, over_read, tail_read, reader_gone;
     bool starved;                      /* the executor saw it full: tell it when there is room */
     uint64_t t_read_us;                /* last time the reader took something */
@@ -78,6 +81,8 @@ hd_status session_prepare(session *s, hd_err *err);  /* allocate the queue (at a
 uint32_t session_room(session *s);
 void session_push(session *s, const session_record *r, const char *text);
 void session_push_logits(session *s, uint64_t position, const float *logits);
+/* v is the session's from now on. */
+void session_push_vector(session *s, float *v, size_t n);
 uint64_t session_last_read(session *s);
 /* The end: tail text and the final event.  Exactly once.  May free the session if the reader has gone. */
 void session_finish(session *s, const gen_event *end, const char *tail, size_t n_tail);

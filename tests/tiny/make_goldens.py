@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""make_goldens.py - logits of the small random models from the transformers library, stored under tests/golden/.
+"""make_goldens.py - logits, and some hidden states, of the small random models from the transformers library, stored under
+tests/golden/.
 
 usage: make_goldens.py [VARIANT...]        needs numpy, gguf, torch (CPU is enough) and transformers >= 5
 
@@ -22,6 +23,7 @@ from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llam
 import tiny_gen as tg
 
 GOLDEN = os.path.join(tg.HERE, "..", "golden")
+HIDDEN = ("llama", "qwen3", "gemma3")  # variants whose hidden states after the final norm are stored too
 
 
 def rope_parameters(v):
@@ -118,6 +120,17 @@ def logits(v):
     return out
 
 
+def write_hidden(v):
+    """The same sequences: what the head reads, as tiny_model.h says."""
+    model = build(v)
+    fill(model, v)
+    with torch.no_grad(), open(os.path.join(GOLDEN, v.name + ".hidden"), "wb") as f:
+        f.write(struct.pack("<4sII", b"HDH1", len(tg.sequences(v)), v.hidden))
+        for ids in tg.sequences(v):
+            r = model.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None], use_cache=False)
+            f.write(struct.pack("<I", len(ids)) + r.last_hidden_state[0].numpy().astype("<f4").tobytes())
+
+
 def main():
     os.makedirs(GOLDEN, exist_ok=True)
     print("torch", torch.__version__, "transformers", transformers.__version__)
@@ -133,6 +146,8 @@ def main():
             f.write(struct.pack("<4sII", b"HDG1", len(seqs), tg.VOCAB))
             for ids, y in seqs:
                 f.write(struct.pack("<I", len(ids)) + ids.astype("<i4").tobytes() + y.astype("<f4").tobytes())
+        if v.name in HIDDEN:
+            write_hidden(v)
         last = seqs[0][1]
         print(f"{v.name:14} rms {np.sqrt((last ** 2).mean()):.3f} max {abs(last).max():.2f}", flush=True)
     with open(os.path.join(GOLDEN, "tiny.sums"), "w") as f:

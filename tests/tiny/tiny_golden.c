@@ -52,6 +52,23 @@ bad:
     return -1;
 }
 
+int tiny_hidden_read(float *out, const char *dir, const char *name, uint32_t seq, uint32_t n, uint32_t width) {
+    char path[1024];
+    uint32_t head[3], have = 0;
+    int rc = -1;
+    FILE *f = NULL;
+    if ((size_t)snprintf(path, sizeof path, "%s/%s.hidden", dir, name) >= sizeof path || !(f = fopen(path, "rb"))) return -1;
+    if (read_words(f, head, 3) || head[0] != 0x31484448 || seq >= head[1] || head[2] != width) goto out;
+    for (uint32_t i = 0; i <= seq; i++) {
+        if (read_words(f, &have, 1) || have > POSITIONS_MAX) goto out;
+        if (i < seq && fseek(f, (long)have * width * 4, SEEK_CUR)) goto out;
+    }
+    if (have == n && !read_words(f, (uint32_t *)(void *)out, (size_t)n * width)) rc = 0;
+out:
+    fclose(f);
+    return rc;
+}
+
 void tiny_golden_free(tiny_golden *g) {
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         hd_free((void *)g->seqs[i].ids);

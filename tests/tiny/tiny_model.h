@@ -79,6 +79,9 @@ typedef struct {
  * u32 'HDG1', u32 n_seqs, u32 vocab; per sequence u32 n, i32 ids[n], f32 logits[n * vocab].
  * Returns 0, or -1 (missing, malformed or no memory; *g is then empty). */
 int tiny_golden_read(tiny_golden *g, const char *dir, const char *name);
+/* The hidden states after the final norm of sequence `seq` of that golden into out [n, width].  File NAME.hidden: u32 'HDH1',
+ * u32 n_seqs, u32 width; per sequence u32 n, f32 hidden[n * width].  Returns 0, or -1 (also when n or width differ). */
+int tiny_hidden_read(float *out, const char *dir, const char *name, uint32_t seq, uint32_t n, uint32_t width);
 void tiny_golden_free(tiny_golden *g);
 
 #endif

@@ -28,6 +28,7 @@ void run_result_add(run_result *r, const gen_event *ev) {
     }
     if (ev->kind == EV_LOGITS)
         for (size_t i = 0; i < ev->n_logits; i++) add_float(r, ev->logits[i]);
+    for (size_t i = 0; i < ev->n_vector; i++) add_float(r, ev->vector[i]);
     if (ev->n_text && hd_grow(&r->text, &r->cap_text, r->n_text + ev->n_text, 1, SIZE_MAX / 8)) {
         memcpy(r->text + r->n_text, ev->text, ev->n_text);
         r->n_text += ev->n_text;

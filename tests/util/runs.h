@@ -7,7 +7,7 @@
 /* Everything a client can see of one generation, times aside. */
 typedef struct {
     int32_t *ids;
-    float *logprobs;      /* chosen and top ones, in event order; prompt scores too */
+    float *logprobs;      /* chosen and top ones, in event order; prompt scores, logits, vectors too */
     size_t n_ids, n_logprobs, cap_ids, cap_logprobs;
     char *text;
     size_t n_text, cap_text;
