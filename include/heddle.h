@@ -134,6 +134,7 @@ typedef struct heddle_model_info {
     int scripted;
     float temperature, top_p, min_p; /* the file's sampling defaults; NaN: it names none */
     uint32_t top_k;                  /* UINT32_MAX: it names none */
+    uint32_t pooling;                /* a heddle_pooling: what the file asks for, else HEDDLE_POOL_LAST */
 } heddle_model_info;
 /* Fill *out, as much as out->size says. */
 HEDDLE_API void heddle_model_look(const heddle_model *m, heddle_model_info *out);
@@ -252,6 +253,15 @@ typedef struct heddle_logit_bias {
     float bias; /* added to its logit; -INFINITY forbids it */
 } heddle_logit_bias;
 
+/* request.method_arg of the method "embedding", which makes one vector of a prompt (max_tokens 0) out of the hidden state
+ * of its last token, all of them, or the first.  It has length 1 unless HEDDLE_POOL_RAW is added. */
+typedef enum heddle_pooling {
+    HEDDLE_POOL_LAST = 0,
+    HEDDLE_POOL_MEAN = 1,
+    HEDDLE_POOL_CLS = 2,
+    HEDDLE_POOL_RAW = 256
+} heddle_pooling;
+
 enum { HEDDLE_PRIORITY_HIGH = -1, HEDDLE_PRIORITY_NORMAL = 0, HEDDLE_PRIORITY_LOW = 1 };
 
 /* HEDDLE_REQUEST_INIT sets the defaults; a prompt is all that must be added.  Everything that is pointed at is copied by
@@ -296,7 +306,7 @@ typedef struct heddle_request {
     uint64_t queue_timeout_us, first_token_timeout_us, total_timeout_us; /* from heddle_open on; 0: none */
 
     /* How it is run. */
-    const char *method;                        /* NULL: "autoregressive" */
+    const char *method;                        /* NULL: "autoregressive"; "embedding" */
     uint64_t method_arg;                       /* the method's own */
     int32_t priority;                          /* HEDDLE_PRIORITY_NORMAL */
     int collect;                               /* its unread output is bounded by engine_options.collect_tokens and by no queue of its own */
@@ -311,8 +321,8 @@ HEDDLE_API void heddle_request_init(heddle_request *r, size_t size);
 #define HEDDLE_REQUEST_INIT(r) heddle_request_init((r), sizeof *(r))
 
 /* Open n requests together: all are accepted, reqs[i] becomes out[i], or none is.  All have the size of the first.
- * HEDDLE_INVALID names the field; HEDDLE_NOT_FOUND: the method; HEDDLE_NEVER_FITS: the context does not hold the prompt, or
- * the queue never holds n; HEDDLE_FULL: the queue is full now; HEDDLE_CLOSED: the engine drains; HEDDLE_NO_MEMORY. */
+ * HEDDLE_INVALID, HEDDLE_UNSUPPORTED name the field; HEDDLE_NEVER_FITS: the context does not hold the prompt, or the queue
+ * never holds n; HEDDLE_FULL: the queue is full now; HEDDLE_CLOSED: the engine drains; HEDDLE_NO_MEMORY. */
 HEDDLE_API heddle_status heddle_open(heddle_engine *e, const heddle_request *reqs, size_t n, heddle_session **out,
                                      heddle_error *err);
 

@@ -372,6 +372,58 @@ static void prompt_scores(void **state) {
     close_rig(&r);
 }
 
+/* The scripted model's state of token t at position p, by its formula, is in dimension i: (31t + 7(p+1)(i+1)) mod 101 - 50. */
+static float hidden(int32_t t, uint32_t p, uint32_t i) { return (float)((31 * t + 7 * (p + 1) * (i + 1)) % 101) - 50; }
+
+static void vectors(void **state) {
+    rig r = open_rig("", NULL);
+    heddle_request q;
+    heddle_result *out;
+    heddle_model_info in;
+    heddle_session *s;
+    (void)state;
+    HEDDLE_INIT(&in);
+    heddle_model_look(r.m, &in);
+    assert_int_equal(in.pooling, HEDDLE_POOL_LAST);
+    HEDDLE_REQUEST_INIT(&q);
+    q.method = "embedding";
+    q.method_arg = HEDDLE_POOL_LAST | HEDDLE_POOL_RAW;
+    s = ask(&r, "Hello world!", 0, &q);
+    OK(heddle_collect(s, &out, &err));
+    assert_int_equal(out->n_vector, in.width);
+    for (uint32_t i = 0; i < in.width; i++) assert_true(out->vector[i] == hidden(5, 2, i));
+    assert_int_equal(out->n_ids, 0);
+    heddle_result_free(out);
+    heddle_session_free(s);
+    q.method_arg = HEDDLE_POOL_MEAN;
+    s = ask(&r, "Hello world!", 0, &q);
+    {
+        heddle_event ev;
+        double dot = 0, length = 0, norm = 0;
+        HEDDLE_INIT(&ev);
+        assert_int_equal(heddle_next(s, &ev, HEDDLE_FOREVER), HEDDLE_OK);
+        assert_int_equal(ev.kind, HEDDLE_EVENT_VECTOR);
+        assert_int_equal(ev.n_vector, in.width);
+        for (uint32_t i = 0; i < in.width; i++) {
+            double m = (hidden(3, 0, i) + hidden(4, 1, i) + hidden(5, 2, i)) / 3;
+            dot += m * ev.vector[i];
+            norm += m * m;
+            length += ev.vector[i] * ev.vector[i];
+        }
+        assert_true(fabs(length - 1) < 1e-5);
+        assert_true(fabs(dot / sqrt(norm) - 1) < 1e-5);
+    }
+    heddle_session_free(s);
+    q.prompt = &in.bos;
+    q.n_prompt = 1;
+    q.max_tokens = 0;
+    q.method_arg = 77;
+    FAILS(heddle_open(r.e, &q, 1, &s, &err), HEDDLE_INVALID, "method_arg");
+    q.method = "no such thing";
+    FAILS(heddle_open(r.e, &q, 1, &s, &err), HEDDLE_INVALID, "method");
+    close_rig(&r);
+}
+
 static void cancelling(void **state) {
     rig r = open_rig("\"token_delay_ms\":1,", NULL);
     heddle_request q;
@@ -658,7 +710,7 @@ int main(void) {
         cmocka_unit_test(names_and_sizes), cmocka_unit_test(models_and_text),
         cmocka_unit_test(conversations),   cmocka_unit_test(three_at_once),
         cmocka_unit_test(collected),       cmocka_unit_test(prompt_scores),
-        cmocka_unit_test(cancelling),      cmocka_unit_test(a_failure_is_contained),
+        cmocka_unit_test(vectors), cmocka_unit_test(cancelling), cmocka_unit_test(a_failure_is_contained),
         cmocka_unit_test(limits),          cmocka_unit_test(wrong_fields),
         cmocka_unit_test(structs_grow),    cmocka_unit_test(two_engines),
     };

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "exec/api_int.h"
+#include "exec/methods/embedding.h"
 
 #include <string.h>
 
@@ -20,6 +21,10 @@ SAME(HEDDLE_CANCELLED, HD_CANCELLED);
 SAME(HEDDLE_TIMEOUT, HD_TIMEOUT);
 SAME(HEDDLE_CLOSED, HD_CLOSED);
 SAME(HEDDLE_FAILED, HD_FAILED);
+SAME(HEDDLE_POOL_LAST, EMBEDDING_LAST);
+SAME(HEDDLE_POOL_MEAN, EMBEDDING_MEAN);
+SAME(HEDDLE_POOL_CLS, EMBEDDING_CLS);
+SAME(HEDDLE_POOL_RAW, EMBEDDING_RAW);
 _Static_assert(sizeof((heddle_error *)0)->field == sizeof((hd_err *)0)->field, "one length of fields");
 _Static_assert(sizeof((heddle_error *)0)->message == sizeof((hd_err *)0)->msg, "one length of messages");
 
@@ -169,6 +174,7 @@ void heddle_model_look(const heddle_model *m, heddle_model_info *out) {
     own.top_p = in->top_p;
     own.min_p = in->min_p;
     own.top_k = in->top_k;
+    own.pooling = embedding_default(in);
     api_give(out, &own, sizeof own);
 }
 
