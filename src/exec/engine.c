@@ -1,48 +1,18 @@
-/* engine.c - the thread around an executor: the waiting line, waking and sleeping, and looking from outside.
+/* engine.c - the thread around an executor: calls from outside, the line, turns, submitting, opening and closing.
  *
- * mu guards the waiting line and the list of live sessions; it is held for list work only, never during a step.
- * wake_mu is a leaf: anyone may take it to say that there is something to do. */
+ * exclusive.c has managed jobs, view.c looking, line.c the order of those who wait. */
 #include "base/mem.h"
 #include "exec/engine_int.h"
-#include "exec/executor.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-enum { STEP_TIMES = 64 };
-
-struct engine {
-    executor x;
-    engine_options opt; /* after defaults; read-only */
-    pthread_t thread;
-
-    pthread_mutex_t mu;
-    session *wait_head, *wait_tail; /* by order */
-    uint32_t n_waiting;
-    session *live;                  /* not over, waiting or running */
-    uint64_t next_order, next_id;
-    bool draining, closing;
-    uint64_t requests_total, rejected_full;
-    const char *head_reason;        /* why the head of the line waits */
-
-    pthread_mutex_t wake_mu;
-    pthread_cond_t wake;
-    bool woken;
-
-    pthread_mutex_t view_mu;        /* guards the copy below, written after each step */
-    row_view *rows;
-    uint32_t n_rows;
-    engine_view view;
-    double step_ms[STEP_TIMES];
-    uint32_t n_step_ms;
-    double service_ms;              /* moving mean of admission to end */
-    uint64_t t_progress_us;         /* last time a step finished or there was no work */
-    bool has_work;
-};
-
 const hd_clock *engine_clock(const engine *e) { return e->opt.clock; }
+collect_pool *engine_collect_pool(engine *e) { return e->pool; }
+
+/* ---- calls from outside ---- */
 
 void engine_wake(engine *e) {
     pthread_mutex_lock(&e->wake_mu);
@@ -51,9 +21,83 @@ void engine_wake(engine *e) {
     pthread_mutex_unlock(&e->wake_mu);
 }
 
-void engine_wake_cancel(engine *e) {
-    engine_wake(e);
-    model_interrupt(e->x.m);
+void engine_interrupt(engine *e) { model_interrupt(e->x.m); }
+
+void engine_call(engine *e, session *s) {
+    pthread_mutex_lock(&e->wake_mu);
+    if (!s->calling) {
+        s->calling = true;
+        s->next_call = NULL;
+        if ((s->prev_call = e->calls_tail)) s->prev_call->next_call = s;
+        else e->calls = s;
+        e->calls_tail = s;
+    }
+    e->woken = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->wake_mu);
+}
+
+/* Under wake_mu. */
+static void unlink_call(engine *e, session *s) {
+    if (s->prev_call) s->prev_call->next_call = s->next_call;
+    else e->calls = s->next_call;
+    if (s->next_call) s->next_call->prev_call = s->prev_call;
+    else e->calls_tail = s->prev_call;
+    s->calling = false;
+}
+
+static session *next_call(engine *e) {
+    session *s;
+    pthread_mutex_lock(&e->wake_mu);
+    if ((s = e->calls)) unlink_call(e, s);
+    pthread_mutex_unlock(&e->wake_mu);
+    return s;
+}
+
+static void end_waiting(engine *e, session *s, cancel_reason why) {
+    pthread_mutex_lock(&e->mu);
+    line_remove(&e->waiting, s);
+    e->line_changed = true;
+    pthread_mutex_unlock(&e->mu);
+    executor_end_waiting(&e->x, s, why == CANCEL_NONE ? FINISH_STOP : FINISH_CANCELLED, why, NULL);
+}
+
+static void set_priority(engine *e, session *s, gen_priority p) {
+    uint64_t now = hd_now_us(e->opt.clock);
+    pthread_mutex_lock(&e->mu);
+    if (s->waiting) {
+        line_remove(&e->waiting, s);
+        s->copy.req.priority = p;
+        line_push(&e->waiting, s);
+        e->line_changed = true;
+    } else {
+        s->copy.req.priority = p;
+    }
+    pthread_mutex_unlock(&e->mu);
+    if (s->row && s->row->phase != ROW_PREEMPTED) {
+        s->row->rank = line_rank(&e->waiting, s, now);
+        executor_place(&e->x, s->row);
+    }
+}
+
+/* Whatever place a session is in, its call finds it: it is live until the executor forgets it. */
+static void answer_call(engine *e, session *s) {
+    executor *x = &e->x;
+    int why = atomic_load(&s->cancel);
+    bool waits = !s->row || s->row->phase == ROW_PREEMPTED;
+    session_steer st;
+    if (why != CANCEL_NONE) {
+        if (waits) end_waiting(e, s, (cancel_reason)why);
+        else executor_cancel(x, s, (cancel_reason)why);
+        return;
+    }
+    session_take_steer(s, &st);
+    if (st.has_priority && st.priority != s->copy.req.priority) set_priority(e, s, st.priority);
+    if (st.stop && waits) {
+        end_waiting(e, s, CANCEL_NONE);
+        return;
+    }
+    executor_steer(x, s, &st);
 }
 
 static void sleep_until_woken(engine *e, uint64_t us) {
@@ -74,165 +118,206 @@ static void sleep_until_woken(engine *e, uint64_t us) {
     pthread_mutex_unlock(&e->wake_mu);
 }
 
-/* ---- the waiting line ---- */
+/* ---- the line ---- */
 
-static void push_waiting(engine *e, session *s) {
-    s->next_wait = NULL;
-    if (e->wait_tail) e->wait_tail->next_wait = s;
-    else e->wait_head = s;
-    e->wait_tail = s;
-    e->n_waiting++;
-}
-
-static void link_live(engine *e, session *s) {
-    s->next_live = e->live;
-    s->prev_live = NULL;
-    if (e->live) e->live->prev_live = s;
-    e->live = s;
-}
-
-void engine_forget(engine *e, session *s) {
+void engine_forget(engine *e, session *s, uint64_t tokens) {
     pthread_mutex_lock(&e->mu);
     if (s->prev_live) s->prev_live->next_live = s->next_live;
     else e->live = s->next_live;
     if (s->next_live) s->next_live->prev_live = s->prev_live;
+    e->n_live--;
+    if (s->cost) line_settle(&e->waiting, s, tokens);
+    line_leave(&e->waiting, s);
     pthread_mutex_unlock(&e->mu);
 }
 
-/* Take cancelled and overdue sessions out of the line; all of them when closing.  Returns them as a list. */
-static session *take_dead(engine *e, uint64_t *next_deadline) {
+void engine_uncall(engine *e, session *s) {
+    pthread_mutex_lock(&e->wake_mu);
+    if (s->calling) unlink_call(e, s);
+    pthread_mutex_unlock(&e->wake_mu);
+}
+
+void engine_requeue(engine *e, session *s) {
+    pthread_mutex_lock(&e->mu);
+    line_push(&e->waiting, s);
+    e->line_changed = true;
+    pthread_mutex_unlock(&e->mu);
+}
+
+typedef struct {
+    uint64_t now, due;
+} deadline_scan;
+
+static void look_at_deadline(void *ctx, session *s) {
+    deadline_scan *d = ctx;
+    uint64_t due = executor_due(s);
+    int none = CANCEL_NONE;
+    if (due > d->now) {
+        if (due < d->due) d->due = due;
+        return;
+    }
+    if (atomic_compare_exchange_strong(&s->cancel, &none, (int)executor_overdue(s, d->now))) engine_call(s->engine, s);
+}
+
+/* End those whose deadline has passed; returns the next one. */
+static uint64_t sweep_line(engine *e) {
+    deadline_scan d = {hd_now_us(e->opt.clock), UINT64_MAX};
+    pthread_mutex_lock(&e->mu);
+    if (d.now >= e->line_due_us) {
+        line_each(&e->waiting, look_at_deadline, &d);
+        e->line_due_us = d.due;
+    }
+    d.due = e->line_due_us;
+    pthread_mutex_unlock(&e->mu);
+    return d.due;
+}
+
+/* Under mu.  Who may be tried now: of each rank only the first, in the order of ranks; a lower rank only while the one
+ * above has not waited for long. */
+static session *next_to_try(engine *e, uint64_t now, uint32_t min_rank, const session *blocked, uint32_t *rank) {
+    if (blocked && now - blocked->t_submit_us >= e->opt.age_us) return NULL;
+    return line_next(&e->waiting, now, min_rank, rank);
+}
+
+/* Admit one.  False: nobody can be now. */
+static bool admit_one(engine *e) {
+    executor *x = &e->x;
     uint64_t now = hd_now_us(e->opt.clock);
-    session *dead = NULL, **tail = &dead, *kept = NULL, *next;
-    pthread_mutex_lock(&e->mu);
-    next = e->wait_head;
-    e->wait_head = e->wait_tail = NULL;
-    e->n_waiting = 0;
-    for (session *s = next; s; s = next) {
-        int none = CANCEL_NONE;
-        cancel_reason due = e->closing ? CANCEL_ENGINE_CLOSED : executor_overdue(s, now);
-        const gen_request *q = &s->copy.req;
-        next = s->next_wait;
-        if (due != CANCEL_NONE) atomic_compare_exchange_strong(&s->cancel, &none, (int)due);
-        if (atomic_load(&s->cancel) != CANCEL_NONE) {
-            s->next_wait = NULL;
-            *tail = s;
-            tail = &s->next_wait;
-        } else {
-            push_waiting(e, s);
-            if (q->queue_timeout_us || q->first_token_timeout_us || q->total_timeout_us) kept = s;
-        }
-    }
-    pthread_mutex_unlock(&e->mu);
-    if (kept && *next_deadline > 10000) *next_deadline = 10000; /* deadlines are kept to 10 ms */
-    return dead;
-}
-
-/* FIFO with the head waiting: preempted rows first (they are older than anyone in the line), nobody overtakes. */
-static void admit(engine *e) {
-    executor *x = &e->x;
-    const char *why = NULL;
-    while (x->preempted) {
-        session *s = x->preempted;
-        if (executor_admit(x, s, &why) == HD_FULL) goto out;
-        x->preempted = s->next_wait;
-    }
+    uint32_t rank = 0, min_rank = 0;
+    session *s = NULL;
     for (;;) {
-        session *s;
+        const char *why = NULL;
         pthread_mutex_lock(&e->mu);
-        s = e->wait_head;
+        s = next_to_try(e, now, min_rank, s, &rank);
         pthread_mutex_unlock(&e->mu);
-        if (!s) break;
-        /* Only this thread takes from the line, so the head stays the head meanwhile. */
-        if (executor_admissible(x, s, &why) == HD_FULL) break;
+        if (!s) return false;
+        /* Only this thread takes from the line, so it stays there meanwhile. */
+        if (executor_admissible(x, s, &why) == HD_OK || executor_make_way(x, s)) break;
         pthread_mutex_lock(&e->mu);
-        e->wait_head = s->next_wait;
-        if (!e->wait_head) e->wait_tail = NULL;
-        e->n_waiting--;
+        e->reason[rank] = why;
         pthread_mutex_unlock(&e->mu);
-        executor_admit(x, s, &why);
+        min_rank = rank + 1;
     }
-out:
     pthread_mutex_lock(&e->mu);
-    e->head_reason = why;
+    line_remove(&e->waiting, s);
+    if (!s->row) line_charge(&e->waiting, s, executor_projected_tokens(x, s));
     pthread_mutex_unlock(&e->mu);
+    executor_admit(x, s, rank);
+    return true;
 }
 
-/* ---- the thread ---- */
+static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-static void view_row(const executor *x, const row *r, row_view *w) {
-    memset(w, 0, sizeof *w);
-    memcpy(w->id, r->s->copy.id, sizeof w->id);
-    w->phase = r->phase;
-    w->prompt_tokens = r->n_prompt;
-    w->generated_tokens = r->n_generated;
-    for (uint32_t g = 0; g < x->n_groups; g++) w->pages += r->n_pages[g] - r->first_page[g];
-}
-
-static void copy_view(engine *e, bool stepped, double ms) {
+/* Returns when ages may change who is admitted. */
+static uint64_t admit(engine *e) {
     executor *x = &e->x;
-    engine_view *v = &e->view;
-    pthread_mutex_lock(&e->view_mu);
-    e->n_rows = 0;
-    for (uint32_t i = 0; i < x->n_rows; i++) view_row(x, x->rows[i], &e->rows[e->n_rows++]);
-    v->running = x->n_rows;
-    /* Rows that gave way were admitted too; the copy holds max_rows in all. */
-    for (const session *s = x->preempted; s && e->n_rows < e->opt.max_rows; s = s->next_wait)
-        view_row(x, s->row, &e->rows[e->n_rows++]);
-    v->pages_used = kv_used_pages(x->kv);
-    v->kv_bytes_used = kv_used_bytes(x->kv);
-    v->steps = x->steps;
-    v->step_tokens_last = x->step_tokens_last;
-    v->finished_stop = x->finished[FINISH_STOP];
-    v->finished_length = x->finished[FINISH_LENGTH];
-    v->finished_failed = x->finished[FINISH_FAILED];
-    memcpy(v->cancelled, x->cancelled, sizeof v->cancelled);
-    v->prompt_tokens_total = x->prompt_tokens;
-    v->generated_tokens_total = x->generated_tokens;
-    v->preemptions_total = x->preemptions;
-    e->service_ms = x->service_us / 1000;
-    if (stepped) e->step_ms[e->n_step_ms++ % STEP_TIMES] = ms;
-    e->has_work = false; /* rows that wait for their readers are no work */
-    for (uint32_t i = 0; i < x->n_rows; i++) e->has_work |= x->rows[i]->phase != ROW_PAUSED;
-    e->t_progress_us = hd_now_us(e->opt.clock);
-    pthread_mutex_unlock(&e->view_mu);
+    uint64_t now = hd_now_us(e->opt.clock), due = UINT64_MAX;
+    bool someone, changed;
+    pthread_mutex_lock(&e->mu);
+    someone = e->waiting.n_waiting;
+    changed = e->line_changed || x->freed || now >= e->rank_due_us;
+    e->line_changed = x->freed = false;
+    if (!changed) due = e->rank_due_us;
+    pthread_mutex_unlock(&e->mu);
+    if (!engine_may_run(e, someone)) {
+        pthread_mutex_lock(&e->mu);
+        for (int i = 0; i < N_PRIORITIES; i++) e->reason[i] = "exclusive_job";
+        e->line_changed = true;
+        pthread_mutex_unlock(&e->mu);
+        return UINT64_MAX; /* the coordinator wakes us */
+    }
+    if (!someone || !changed) return someone ? due : UINT64_MAX;
+    while (admit_one(e)) {}
+    pthread_mutex_lock(&e->mu);
+    due = line_next_change(&e->waiting, now);
+    for (uint32_t rank = 0, r = 0; r < N_PRIORITIES; r = rank + 1) {
+        const session *s = line_next(&e->waiting, now, r, &rank);
+        if (!s) break;
+        if (now - s->t_submit_us < e->opt.age_us) due = min_u64(due, s->t_submit_us + e->opt.age_us);
+    }
+    e->rank_due_us = due;
+    e->line_changed = false; /* what our own preemptions changed was looked at */
+    pthread_mutex_unlock(&e->mu);
+    x->freed = false;
+    return due;
 }
 
-static bool closing(engine *e) {
+/* ---- turns ---- */
+
+static bool closing(engine *e, bool *empty) {
     bool c;
     pthread_mutex_lock(&e->mu);
     c = e->closing;
+    *empty = !e->live;
     pthread_mutex_unlock(&e->mu);
     return c;
 }
 
+/* One turn.  0: a step ran; else when something is due, in clock time. */
+static uint64_t turn(engine *e) {
+    executor *x = &e->x;
+    uint64_t due, t0, jobs_due;
+    session *s;
+    bool stepped, ended, empty;
+    uint32_t rows = x->n_rows;
+    due = sweep_line(e);
+    while ((s = next_call(e))) answer_call(e, s);
+    due = min_u64(due, executor_sweep(x));
+    jobs_due = engine_serve_jobs(e);
+    due = min_u64(due, jobs_due);
+    if (!closing(e, &empty)) due = min_u64(due, admit(e));
+    engine_copy_view(e, false, 0, rows != x->n_rows);
+    rows = x->n_rows;
+    t0 = hd_now_us(e->opt.clock);
+    stepped = executor_step(x);
+    ended = rows != x->n_rows;
+    engine_copy_view(e, stepped, hd_now_us(e->opt.clock) - t0, ended || !stepped || e->opt.manual);
+    if (stepped) return 0;
+    /* Rows that paused in this very turn have a deadline that the sweep before it could not know. */
+    due = min_u64(due, executor_sweep(x));
+    return due ? due : 1;
+}
+
+uint64_t engine_turn(engine *e) {
+    uint64_t due = turn(e), now;
+    bool called;
+    pthread_mutex_lock(&e->wake_mu);
+    called = e->calls != NULL || e->woken;
+    e->woken = false;
+    pthread_mutex_unlock(&e->wake_mu);
+    if (!due || called) return 0;
+    if (due == UINT64_MAX) return due;
+    now = hd_now_us(e->opt.clock);
+    return due > now ? due - now : 1;
+}
+
 static void *engine_main(void *ctx) {
     engine *e = ctx;
-    executor *x = &e->x;
-    bool idle = false;
     for (;;) {
-        uint64_t next = UINT64_MAX, row_next, t0;
-        bool stepped, close = closing(e);
-        for (session *s = take_dead(e, &next), *n; s; s = n) {
-            n = s->next_wait;
-            executor_end_waiting(x, s, FINISH_CANCELLED, (cancel_reason)atomic_load(&s->cancel), NULL);
-        }
-        row_next = executor_sweep(x);
-        if (row_next < next) next = row_next;
-        if (close && !x->n_rows && !x->preempted) break;
-        if (!close) admit(e);
-        copy_view(e, false, 0);
-        t0 = hd_now_us(&hd_clock_real);
-        stepped = executor_step(x);
-        copy_view(e, stepped, (double)(hd_now_us(&hd_clock_real) - t0) / 1000);
-        /* Rows that paused in this very turn have a deadline that the sweep before it could not know: go round once
-         * more before sleeping. */
-        if (!stepped && idle) sleep_until_woken(e, next);
-        idle = !stepped;
+        uint64_t due = turn(e), now;
+        bool empty;
+        if (closing(e, &empty) && empty) break;
+        if (!due) continue;
+        now = hd_now_us(e->opt.clock);
+        sleep_until_woken(e, due == UINT64_MAX ? due : due > now ? due - now : 0);
     }
     return NULL;
 }
 
 /* ---- opening and closing ---- */
+
+static void engine_free(engine *e) {
+    coordinator_free(e->leases);
+    line_deinit(&e->waiting);
+    executor_close(&e->x);
+    pthread_cond_destroy(&e->wake);
+    pthread_mutex_destroy(&e->mu);
+    pthread_mutex_destroy(&e->wake_mu);
+    pthread_mutex_destroy(&e->view_mu);
+    collect_pool_unref(e->pool);
+    hd_free(e->rows);
+    hd_free(e);
+}
 
 hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err *err) {
     engine *e = hd_calloc(1, sizeof *e);
@@ -245,6 +330,10 @@ hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err 
         return st;
     }
     e->opt = e->x.opt;
+    e->line_due_us = UINT64_MAX;
+    line_init(&e->waiting, e->opt.age_us);
+    e->methods[e->n_methods++] = &method_autoregressive;
+    e->methods[e->n_methods++] = &method_embedding;
     pthread_mutex_init(&e->mu, NULL);
     pthread_mutex_init(&e->wake_mu, NULL);
     pthread_mutex_init(&e->view_mu, NULL);
@@ -252,15 +341,17 @@ hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err 
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&e->wake, &attr);
     pthread_condattr_destroy(&attr);
-    if (!(e->rows = hd_calloc(e->opt.max_rows, sizeof *e->rows))) st = hd_fail(err, HD_NOMEM, "engine: no memory");
-    else if (pthread_create(&e->thread, NULL, engine_main, e)) st = hd_fail(err, HD_FAILED, "engine: no thread");
+    atomic_store(&e->t_progress_us, hd_now_us(e->opt.clock));
+    if (!(e->rows = hd_calloc(e->opt.max_rows, sizeof *e->rows)) || !(e->pool = collect_pool_new(e->opt.collect_tokens)))
+        st = hd_fail(err, HD_NOMEM, "engine: no memory");
+    else if (!(st = coordinator_new(&e->leases, e->opt.max_leases_queued, err)) && !e->opt.manual &&
+             pthread_create(&e->thread, NULL, engine_main, e))
+        st = hd_fail(err, HD_FAILED, "engine: no thread");
     if (!st) {
         *out = e;
         return HD_OK;
     }
-    hd_free(e->rows);
-    executor_close(&e->x);
-    hd_free(e);
+    engine_free(e);
     return st;
 }
 
@@ -270,15 +361,15 @@ void engine_close(engine *e) {
     e->closing = e->draining = true;
     for (session *s = e->live; s; s = s->next_live) session_cancel(s, CANCEL_ENGINE_CLOSED);
     pthread_mutex_unlock(&e->mu);
-    engine_wake_cancel(e);
-    pthread_join(e->thread, NULL);
-    executor_close(&e->x);
-    pthread_cond_destroy(&e->wake);
-    pthread_mutex_destroy(&e->mu);
-    pthread_mutex_destroy(&e->wake_mu);
-    pthread_mutex_destroy(&e->view_mu);
-    hd_free(e->rows);
-    hd_free(e);
+    coordinator_close(e->leases); /* waiting jobs are told */
+    engine_wake(e);
+    engine_interrupt(e);
+    if (e->opt.manual)
+        while (e->live) turn(e);
+    else pthread_join(e->thread, NULL);
+    engine_serve_jobs(e); /* a granted job still runs; the executor's lease goes back */
+    coordinator_quiesce(e->leases, UINT64_MAX, NULL);
+    engine_free(e);
 }
 
 void engine_drain(engine *e) {
@@ -295,43 +386,96 @@ bool engine_idle(engine *e) {
     return idle;
 }
 
+hd_status engine_register(engine *e, const gen_method *m, hd_err *err) {
+    hd_status st = HD_OK;
+    pthread_mutex_lock(&e->mu);
+    for (size_t i = 0; i < e->n_methods; i++)
+        if (!strcmp(e->methods[i]->name, m->name))
+            st = hd_fail_field(err, HD_INVALID, "name", "there is a method '%s' already", m->name);
+    if (!st && e->n_methods == MAX_METHODS) st = hd_fail(err, HD_FULL, "%d methods are registered already", MAX_METHODS);
+    if (!st) e->methods[e->n_methods++] = m;
+    pthread_mutex_unlock(&e->mu);
+    return st;
+}
+
 /* ---- submitting ---- */
 
 /* Under mu.  Rows that are free now do not count as waiting places. */
 static hd_status room_for(engine *e, size_t n, hd_err *err) {
-    uint32_t live = 0, capacity = e->opt.max_queued + e->opt.max_rows;
+    uint32_t capacity = e->opt.max_queued + e->opt.max_rows;
     if (e->draining) return hd_fail(err, HD_CLOSED, "the server is shutting down");
     if (n > capacity) return hd_fail_field(err, HD_NEVER_FITS, "n", "%zu sequences at once; at most %u can wait and run", n, capacity);
-    for (session *s = e->live; s; s = s->next_live) live++;
-    if (live + n <= capacity) return HD_OK;
+    if (e->n_live + n <= capacity) return HD_OK;
     e->rejected_full++;
-    return hd_fail(err, HD_FULL, "the queue is full: %u requests are running or waiting, %u may wait", live, e->opt.max_queued);
+    return hd_fail(err, HD_FULL, "the queue is full: %u requests are running or waiting, %u may wait", e->n_live, e->opt.max_queued);
+}
+
+/* Under mu. */
+static const gen_method *find_method(engine *e, const char *name) {
+    if (!name) return e->methods[0];
+    for (size_t i = 0; i < e->n_methods; i++)
+        if (!strcmp(e->methods[i]->name, name)) return e->methods[i];
+    return NULL;
+}
+
+static hd_status check_request(engine *e, const gen_request *req, const gen_method **m, hd_err *err) {
+    hd_status st;
+    pthread_mutex_lock(&e->mu);
+    *m = find_method(e, req->method);
+    pthread_mutex_unlock(&e->mu);
+    if (!*m) return hd_fail_field(err, HD_INVALID, "method", "there is no method '%.60s'", req->method);
+    if (req->priority < PRIORITY_HIGH || req->priority > PRIORITY_LOW)
+        return hd_fail_field(err, HD_INVALID, "priority", "a priority is -1, 0 or 1");
+    if (req->collect && req->max_tokens != GEN_NO_CAP && req->max_tokens > e->opt.collect_tokens)
+        return hd_fail_field(err, HD_NEVER_FITS, "max_tokens", "%u tokens are to be collected; all requests together may hold %llu",
+                             req->max_tokens, (unsigned long long)e->opt.collect_tokens);
+    if ((st = executor_check(&e->x, req, err))) return st;
+    return (*m)->check ? (*m)->check(req, e->x.info, err) : HD_OK;
+}
+
+/* Under mu. */
+static void enter(engine *e, session *s, uint64_t now) {
+    s->order = e->next_order++;
+    s->t_submit_us = now;
+    if (!s->copy.id[0]) snprintf(s->copy.id, sizeof s->copy.id, "gen-%llu", (unsigned long long)++e->next_id);
+    s->prev_live = NULL;
+    if ((s->next_live = e->live)) e->live->prev_live = s;
+    e->live = s;
+    e->n_live++;
+    line_push(&e->waiting, s);
+    if (executor_due(s) < e->line_due_us) e->line_due_us = executor_due(s);
+    e->requests_total++;
+    e->line_changed = true;
+    session_submitted(s);
+}
+
+/* Under mu.  All shares or none. */
+static hd_status join_all(engine *e, session *const *s, size_t n, hd_err *err) {
+    for (size_t i = 0; i < n; i++)
+        if (!line_join(&e->waiting, s[i])) {
+            while (i--) line_leave(&e->waiting, s[i]);
+            return hd_fail(err, HD_NOMEM, "no memory for a request");
+        }
+    return HD_OK;
 }
 
 hd_status engine_submit(engine *e, const gen_request *reqs, size_t n, session_notify notify, void *const *ctx, session **out,
                         hd_err *err) {
+    const gen_method *m;
     hd_status st = HD_OK;
     size_t made = 0;
-    uint64_t now = hd_now_us(e->opt.clock);
     pthread_mutex_lock(&e->mu);
     st = room_for(e, n, err); /* early, before anything is copied */
     pthread_mutex_unlock(&e->mu);
     for (; !st && made < n; made++) {
-        if ((st = executor_check(&e->x, &reqs[made], err))) break;
-        if ((st = session_new(&out[made], e, &reqs[made], e->x.info->n_vocab, notify, ctx ? ctx[made] : NULL, err))) break;
+        if ((st = check_request(e, &reqs[made], &m, err))) break;
+        if ((st = session_new(&out[made], e, &reqs[made], m, e->x.info->n_vocab, notify, ctx ? ctx[made] : NULL, err))) break;
     }
     if (!st) {
         pthread_mutex_lock(&e->mu);
-        if (!(st = room_for(e, n, err))) {
-            for (size_t i = 0; i < n; i++) {
-                session *s = out[i];
-                s->order = e->next_order++;
-                s->t_submit_us = now;
-                if (!s->copy.id[0]) snprintf(s->copy.id, sizeof s->copy.id, "gen-%llu", (unsigned long long)++e->next_id);
-                link_live(e, s);
-                push_waiting(e, s);
-                e->requests_total++;
-            }
+        if (!(st = room_for(e, n, err)) && !(st = join_all(e, out, n, err))) {
+            uint64_t now = hd_now_us(e->opt.clock);
+            for (size_t i = 0; i < n; i++) enter(e, out[i], now);
         }
         pthread_mutex_unlock(&e->mu);
     }
@@ -356,65 +500,4 @@ bool engine_cancel(engine *e, const char *id, cancel_reason why) {
         }
     pthread_mutex_unlock(&e->mu);
     return found;
-}
-
-/* ---- looking ---- */
-
-static double median(const double *v, uint32_t n) {
-    double t[STEP_TIMES];
-    if (!n) return 0;
-    memcpy(t, v, n * sizeof *t);
-    for (uint32_t i = 1; i < n; i++)
-        for (uint32_t j = i; j && t[j - 1] > t[j]; j--) {
-            double x = t[j];
-            t[j] = t[j - 1];
-            t[j - 1] = x;
-        }
-    return t[n / 2];
-}
-
-void engine_look(engine *e, engine_view *out) {
-    row_view *rows = out->rows, *queue = out->queue;
-    uint32_t cap_rows = out->cap_rows, cap_queue = out->cap_queue;
-    double service_ms;
-    uint64_t page_bytes = 0;
-    pthread_mutex_lock(&e->view_mu);
-    *out = e->view;
-    out->rows = rows;
-    out->queue = queue;
-    out->cap_rows = cap_rows;
-    out->cap_queue = cap_queue;
-    out->n_rows = e->n_rows < cap_rows ? e->n_rows : cap_rows;
-    if (rows) memcpy(rows, e->rows, out->n_rows * sizeof *rows);
-    else out->n_rows = 0;
-    out->step_ms_p50 = median(e->step_ms, e->n_step_ms < STEP_TIMES ? e->n_step_ms : STEP_TIMES);
-    out->failed = e->has_work && hd_now_us(e->opt.clock) - e->t_progress_us > e->opt.stuck_timeout_us;
-    service_ms = e->service_ms;
-    pthread_mutex_unlock(&e->view_mu);
-    out->ctx = e->opt.ctx;
-    out->max_rows = e->opt.max_rows;
-    out->max_queued = e->opt.max_queued;
-    out->step_tokens = e->opt.step_tokens;
-    out->page_tokens = e->opt.page_tokens;
-    out->kv_bytes_total = e->opt.kv_budget_bytes;
-    for (uint32_t g = 0; g < e->x.n_groups; g++) page_bytes += kv_page_bytes(e->x.kv, g);
-    out->pages_total = e->opt.kv_budget_bytes / page_bytes * e->x.n_groups;
-    pthread_mutex_lock(&e->mu);
-    out->waiting = e->n_waiting;
-    out->n_queue = 0;
-    for (session *s = e->wait_head; s && queue && out->n_queue < cap_queue; s = s->next_wait) {
-        row_view *w = &queue[out->n_queue++];
-        memset(w, 0, sizeof *w);
-        memcpy(w->id, s->copy.id, sizeof w->id);
-        w->phase = ROW_QUEUED;
-        w->prompt_tokens = (uint32_t)s->copy.req.n_prompt;
-        w->wait_reason = out->n_queue > 1 ? "order" : e->head_reason ? e->head_reason : "rows";
-        w->expected_wait_ms = (uint64_t)(service_ms * out->n_queue / e->opt.max_rows);
-    }
-    out->draining = e->draining;
-    out->requests_total = e->requests_total;
-    out->rejected_full = e->rejected_full;
-    pthread_mutex_unlock(&e->mu);
-    out->retry_after_ms = (uint64_t)(service_ms * (out->waiting + 1.0) / e->opt.max_rows);
-    if (out->retry_after_ms < 1000) out->retry_after_ms = 1000;
 }

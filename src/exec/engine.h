@@ -85,6 +85,7 @@ typedef struct {
     uint64_t paused_us;        /* its reader lagged */
     uint64_t preempted_us;     /* it had given its pages back */
     uint32_t preemptions;
+    uint64_t computed_tokens;  /* positions computed for it, those computed again after a preemption included */
 } gen_stats;
 
 typedef enum {
@@ -203,7 +204,7 @@ typedef struct {
     uint32_t page_tokens, ctx, max_rows, max_queued, step_tokens;
     uint64_t steps;
     uint32_t step_tokens_last;
-    double step_ms_p50;
+    double step_ms_p50, step_ms_max; /* max: of late */
     uint32_t leases_waiting;   /* exclusive jobs that wait or run */
     bool draining, failed;     /* failed: there was work and no step finished in time */
     uint64_t requests_total, finished_stop, finished_length, finished_failed, cancelled[16]; /* by cancel_reason */

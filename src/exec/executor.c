@@ -1,7 +1,8 @@
-/* executor.c - see executor.h.  Read: executor_open, executor_admit, executor_step, then pages and preemption. */
+/* executor.c - see executor.h: opening, rows, admission, steering, ends. */
 #include "exec/executor.h"
 #include "base/checked.h"
 #include "base/mem.h"
+#include "base/plant.h"
 #include "base/topology.h"
 #include "exec/engine_int.h"
 
@@ -10,7 +11,7 @@
 
 /* ---- sizes ---- */
 
-static uint32_t pages_for(uint32_t n_tokens, uint32_t page_tokens) {
+uint32_t pages_for(uint32_t n_tokens, uint32_t page_tokens) {
     return n_tokens / page_tokens + (n_tokens % page_tokens != 0);
 }
 
@@ -46,6 +47,9 @@ static void fill_defaults(executor *x, const engine_options *opt) {
     if (!o->kv_budget_bytes) o->kv_budget_bytes = limit > weights ? (limit - weights) / 2 : limit / 8;
     if (!o->idle_timeout_us) o->idle_timeout_us = 30u * 1000000;
     if (!o->stuck_timeout_us) o->stuck_timeout_us = 120u * 1000000;
+    if (!o->age_us) o->age_us = 10u * 1000000;
+    if (!o->collect_tokens) o->collect_tokens = 65536;
+    if (!o->max_leases_queued) o->max_leases_queued = 64;
     if (!o->clock) o->clock = &hd_clock_real;
     x->max_step_tokens = o->step_tokens > o->max_rows ? o->step_tokens : o->max_rows;
     x->max_logits = o->max_rows + PROMPT_LOGITS;
@@ -83,6 +87,7 @@ hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err
     buf_init(&x->text_a, 1 << 20);
     buf_init(&x->text_b, 2 << 20);
     x->m = m;
+    x->deadline_us = x->idle_due_us = UINT64_MAX;
     x->info = model_get(m);
     x->n_groups = x->info->n_groups;
     fill_defaults(x, opt);
@@ -118,18 +123,8 @@ void executor_close(executor *x) {
     memset(x, 0, sizeof *x);
 }
 
-static const gen_method *find_method(const char *name) {
-    static const gen_method *const built_in[] = {&method_autoregressive, &method_embedding};
-    if (!name) return built_in[0];
-    for (size_t i = 0; i < sizeof built_in / sizeof *built_in; i++)
-        if (!strcmp(built_in[i]->name, name)) return built_in[i];
-    return NULL;
-}
-
 hd_status executor_check(const executor *x, const gen_request *req, hd_err *err) {
     uint32_t ctx = x->opt.ctx;
-    const gen_method *m = find_method(req->method);
-    if (!m) return hd_fail_field(err, HD_INVALID, "method", "there is no method '%.60s'", req->method);
     if (!req->n_prompt) return hd_fail_field(err, HD_INVALID, "prompt", "the prompt is empty");
     if (req->n_prompt > ctx || (req->n_prompt == ctx && req->max_tokens))
         return hd_fail_field(err, HD_NEVER_FITS, "prompt",
@@ -138,10 +133,6 @@ hd_status executor_check(const executor *x, const gen_request *req, hd_err *err)
         if (req->prompt[i] < 0 || (uint32_t)req->prompt[i] >= x->info->n_vocab)
             return hd_fail_field(err, HD_INVALID, "prompt", "token id %d at index %zu is outside the vocabulary of %u",
                                  req->prompt[i], i, x->info->n_vocab);
-    if (m->check) {
-        hd_status st = m->check(req, x->info, err);
-        if (st) return st;
-    }
     for (size_t i = 0; i < req->n_stop_ids; i++)
         if (req->stop_ids[i] < 0 || (uint32_t)req->stop_ids[i] >= x->info->n_vocab)
             return hd_fail_field(err, HD_INVALID, "stop_token_ids", "token id %d is outside the vocabulary", req->stop_ids[i]);
@@ -150,22 +141,10 @@ hd_status executor_check(const executor *x, const gen_request *req, hd_err *err)
 
 /* ---- rows ---- */
 
-static void drop_pages(row *r) {
-    executor *x = r->x;
-    for (uint32_t g = 0; g < x->n_groups; g++) {
-        for (uint32_t i = r->first_page[g]; i < r->n_pages[g]; i++) {
-            kv_drop(x->kv, g, r->pages[g][i]);
-            r->pages[g][i] = NULL;
-        }
-        r->n_pages[g] = r->first_page[g] = 0;
-    }
-    r->held_bytes = 0;
-    r->n_done = 0;
-}
-
 static void row_free(row *r) {
     if (!r) return;
-    if (r->method && r->mstate) r->method->close(r);
+    if (r->opened && r->method->close) r->method->close(r);
+    row_text_close(r);
     model_row_close(r->x->m, r->model_state);
     for (uint32_t g = 0; g < MODEL_MAX_GROUPS; g++) hd_free(r->pages[g]);
     hd_free(r->tokens);
@@ -182,7 +161,8 @@ static hd_status row_new(row **out, executor *x, session *s, hd_err *err) {
     r->x = x;
     r->s = s;
     r->order = s->order;
-    r->method = find_method(req->method);
+    r->method = s->method;
+    r->collect = s->copy.req.collect;
     r->n_prompt = r->n_tokens = (uint32_t)req->n_prompt;
     r->cap_generated = req->max_tokens < room ? req->max_tokens : room;
     r->cap_tokens = r->n_prompt + r->cap_generated;
@@ -192,10 +172,11 @@ static hd_status row_new(row **out, executor *x, session *s, hd_err *err) {
     for (uint32_t g = 0; g < x->n_groups; g++)
         if (!(r->pages[g] = hd_calloc(pages_for(r->cap_tokens, x->opt.page_tokens), sizeof **r->pages))) goto oom;
     if ((st = session_prepare(s, err)) || (st = model_row_open(x->m, req->prompt, req->n_prompt, &r->model_state, err)) ||
-        (st = r->method->open(r, err))) {
+        (st = row_text_open(r, err)) || (st = r->method->open(r, err))) {
         row_free(r);
         return st;
     }
+    r->opened = true;
     *out = r;
     return HD_OK;
 oom:
@@ -213,53 +194,103 @@ void row_fail(row *r, const hd_err *err) {
     r->end.err = *err;
 }
 
-static void cancel_row(row *r, cancel_reason why) {
+void executor_cancel(executor *x, session *s, cancel_reason why) {
+    row *r = s->row;
+    (void)x;
     if (r->ended) return;
     row_end(r, FINISH_CANCELLED);
     r->end.reason = why;
 }
 
-/* Tokens that admission counts: a named cap in full; without one the default, and more as it grows. */
-static uint32_t projected_tokens(const executor *x, const session *s) {
+/* Room for a larger cap.  No memory: it keeps the cap it had. */
+static void raise_cap(executor *x, row *r, uint32_t cap) {
+    uint32_t room = x->opt.ctx - r->n_prompt, old = pages_for(r->cap_tokens, x->opt.page_tokens), now;
+    int32_t *tokens;
+    if (cap > room) cap = room;
+    if (cap <= r->cap_generated) return;
+    if (!(tokens = hd_reallocarray(r->tokens, r->n_prompt + cap, sizeof *tokens))) return;
+    r->tokens = tokens;
+    now = pages_for(r->n_prompt + cap, x->opt.page_tokens);
+    for (uint32_t g = 0; g < x->n_groups && now > old; g++) {
+        void **pages = hd_reallocarray(r->pages[g], now, sizeof *pages);
+        if (!pages) return;
+        r->pages[g] = pages;
+        memset(pages + old, 0, (now - old) * sizeof *pages);
+    }
+    r->cap_generated = cap;
+    r->cap_tokens = r->n_prompt + cap;
+}
+
+void executor_steer(executor *x, session *s, const session_steer *st) {
+    gen_request *q = &s->copy.req;
+    row *r = s->row;
+    if (st->cap && q->max_tokens && st->cap > q->max_tokens) {
+        q->max_tokens = st->cap;
+        if (r) raise_cap(x, r, st->cap);
+    }
+    if (st->detach && r) r->collect = true;
+    q->collect |= st->detach;
+    if (!r || r->ended) return;
+    if (st->stop) row_end(r, FINISH_STOP);
+}
+
+uint32_t executor_projected_tokens(const executor *x, const session *s) {
     const gen_request *req = &s->copy.req;
     uint32_t have = s->row ? s->row->n_tokens : (uint32_t)req->n_prompt, room = x->opt.ctx - have;
-    uint32_t more = req->max_tokens == GEN_NO_CAP ? x->opt.default_max_tokens
-                                                  : req->max_tokens - (have - (uint32_t)req->n_prompt);
+    uint32_t done = have - (uint32_t)req->n_prompt, more;
+    if (req->max_tokens == GEN_NO_CAP) more = x->opt.default_max_tokens;
+    else more = req->max_tokens > done ? req->max_tokens - done : 0;
     return have + (more < room ? more : room);
 }
 
 hd_status executor_admissible(const executor *x, const session *s, const char **why) {
     if (x->n_rows >= x->opt.max_rows) return *why = "rows", HD_FULL;
-    if (x->reserved_bytes + executor_project(x, projected_tokens(x, s)) > x->opt.kv_budget_bytes)
+    if (x->reserved_bytes + executor_project(x, executor_projected_tokens(x, s)) > x->opt.kv_budget_bytes)
         return *why = "pages", HD_FULL;
     return HD_OK;
 }
 
-hd_status executor_admit(executor *x, session *s, const char **why) {
-    uint64_t bytes = executor_project(x, projected_tokens(x, s)), now = hd_now_us(x->opt.clock);
-    row *r = s->row;
-    hd_err err;
-    if (executor_admissible(x, s, why) == HD_FULL) return HD_FULL;
-    if (!r) {
-        hd_status st = row_new(&r, x, s, &err);
-        if (st) {
-            executor_end_waiting(x, s, FINISH_FAILED, CANCEL_NONE, &err);
-            return st;
-        }
-        r->t_admit_us = now;
-        s->row = r;
-    }
-    r->phase = ROW_PREFILL;
-    r->reserved_bytes = bytes;
-    x->reserved_bytes += bytes;
-    x->rows[x->n_rows++] = r;
-    /* Admission order is submit order: a row that comes back goes before the younger ones. */
-    for (uint32_t i = x->n_rows - 1; i > 0 && x->rows[i - 1]->order > r->order; i--) {
+static bool goes_before(const row *a, const row *b) {
+    return a->rank != b->rank ? a->rank < b->rank : a->order < b->order;
+}
+
+void executor_place(executor *x, row *r) {
+    uint32_t i = 0;
+    while (x->rows[i] != r) i++;
+    for (; i > 0 && goes_before(r, x->rows[i - 1]); i--) {
         x->rows[i] = x->rows[i - 1];
         x->rows[i - 1] = r;
     }
+    for (; i + 1 < x->n_rows && goes_before(x->rows[i + 1], r); i++) {
+        x->rows[i] = x->rows[i + 1];
+        x->rows[i + 1] = r;
+    }
+}
+
+void executor_admit(executor *x, session *s, uint32_t rank) {
+    uint64_t bytes = executor_project(x, executor_projected_tokens(x, s)), now = hd_now_us(x->opt.clock), due;
+    row *r = s->row;
+    hd_err err;
+    if (!r) {
+        if (row_new(&r, x, s, &err)) {
+            executor_end_waiting(x, s, FINISH_FAILED, CANCEL_NONE, &err);
+            return;
+        }
+        r->t_admit_us = now;
+        s->row = r;
+        trace_request(x->opt.trace, "queued", s->copy.id, s->order, s->t_submit_us, now, NULL, 0);
+    } else {
+        r->preempted_us += now - r->t_preempted_us;
+        trace_request(x->opt.trace, "preempted", s->copy.id, s->order, r->t_preempted_us, now, NULL, 0);
+    }
+    r->phase = ROW_PREFILL;
+    r->rank = rank;
+    r->reserved_bytes = bytes;
+    x->reserved_bytes += bytes;
+    x->rows[x->n_rows++] = r;
+    executor_place(x, r);
+    if ((due = executor_due(s)) < x->deadline_us) x->deadline_us = due;
     atomic_store_explicit(&s->admitted, true, memory_order_relaxed);
-    return HD_OK;
 }
 
 /* ---- ends ---- */
@@ -276,7 +307,11 @@ static void fill_stats(gen_event *end, const session *s, const row *r, uint64_t 
     t->queue_us = r->t_admit_us - s->t_submit_us;
     t->prefill_us = (r->t_first_us ? r->t_first_us : now) - r->t_admit_us;
     t->decode_us = r->t_first_us ? now - r->t_first_us : 0;
-    t->paused_us = r->paused_us;
+    t->gap_p50_us = gap_quantile(&r->gaps, 0.5);
+    t->gap_p99_us = gap_quantile(&r->gaps, 0.99);
+    t->paused_us = r->paused_us + (r->phase == ROW_PAUSED ? now - r->t_paused_us : 0);
+    t->preempted_us = r->preempted_us + (r->phase == ROW_PREEMPTED ? now - r->t_preempted_us : 0);
+    t->computed_tokens = r->computed;
     t->preemptions = r->preemptions;
 }
 
@@ -286,22 +321,47 @@ static void count_end(executor *x, const gen_event *end) {
     x->prompt_tokens += end->stats.prompt_tokens;
 }
 
+static void trace_end(executor *x, const session *s, const row *r, const gen_event *end, uint64_t now) {
+    trace *t = x->opt.trace;
+    if (!t) return;
+    if (!r) trace_request(t, "queued", s->copy.id, s->order, s->t_submit_us, now, NULL, 0);
+    else {
+        uint64_t first = r->t_first_us ? r->t_first_us : now;
+        trace_request(t, "prefill", s->copy.id, s->order, r->t_admit_us, first, "prompt_tokens", r->n_prompt);
+        if (r->t_first_us)
+            trace_request(t, "decode", s->copy.id, s->order, first, now, "tokens", end->stats.generated_tokens);
+    }
+    trace_mark(t, finish_reason_name(end->finish), s->copy.id, s->order, now);
+}
+
 static void settle(executor *x, session *s, row *r, gen_event *end) {
     uint64_t now = hd_now_us(x->opt.clock);
     fill_stats(end, s, r, now);
     count_end(x, end);
-    if (r) x->service_us += ((double)(now - r->t_admit_us) - x->service_us) * 0.1;
-    engine_forget(s->engine, s);
+    if (r) {
+        double took = (double)(now - r->t_admit_us);
+        x->service_us = x->service_us > 0 ? x->service_us + (took - x->service_us) * 0.1 : took;
+    }
+    trace_end(x, s, r, end, now);
+    engine_forget(s->engine, s, end->stats.prompt_tokens + (uint64_t)end->stats.generated_tokens);
     s->row = NULL;
+    if (PLANTED(PLANT_SETTLE_TWICE) && end->finish == FINISH_CANCELLED) {
+        count_end(x, end);
+        session_finish(s, end, "", 0);
+    }
     session_finish(s, end, buf_cstr(&x->text_b), x->text_b.len);
+}
+
+static void add_tail(executor *x, row *r) {
+    buf_clear(&x->text_b);
+    if (r && r->method->tail) r->method->tail(r, &x->text_b);
 }
 
 void executor_end_waiting(executor *x, session *s, finish_reason why, cancel_reason reason, const hd_err *err) {
     row *r = s->row;
     gen_event end = {.kind = EV_DONE, .finish = why, .reason = reason, .stop_index = -1};
     if (err) end.err = *err;
-    buf_clear(&x->text_b);
-    if (r && r->method->tail) r->method->tail(r, &x->text_b);
+    add_tail(x, r);
     settle(x, s, r, &end);
     row_free(r);
 }
@@ -309,15 +369,15 @@ void executor_end_waiting(executor *x, session *s, finish_reason why, cancel_rea
 /* Publish is done; settle, then evict. */
 static void finish_row(executor *x, row *r) {
     r->end.kind = EV_DONE;
-    buf_clear(&x->text_b);
-    if (r->method->tail) r->method->tail(r, &x->text_b);
+    add_tail(x, r);
     settle(x, r->s, r, &r->end);
-    drop_pages(r);
+    pages_drop(r);
     x->reserved_bytes -= r->reserved_bytes;
+    x->freed = true;
     row_free(r);
 }
 
-static void evict_ended(executor *x) {
+void executor_evict_ended(executor *x) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < x->n_rows; i++) {
         row *r = x->rows[i];
@@ -337,208 +397,35 @@ cancel_reason executor_overdue(const session *s, uint64_t now) {
     return CANCEL_NONE;
 }
 
+uint64_t executor_due(const session *s) {
+    const gen_request *q = &s->copy.req;
+    uint64_t in = q->total_timeout_us ? q->total_timeout_us : UINT64_MAX;
+    if (q->first_token_timeout_us && !(s->row && s->row->t_first_us) && q->first_token_timeout_us < in)
+        in = q->first_token_timeout_us;
+    if (q->queue_timeout_us && !s->row && q->queue_timeout_us < in) in = q->queue_timeout_us;
+    return in > UINT64_MAX - s->t_submit_us ? UINT64_MAX : s->t_submit_us + in;
+}
+
+static void sweep_row(executor *x, row *r, uint64_t now) {
+    cancel_reason why = executor_overdue(r->s, now);
+    uint64_t due = executor_due(r->s);
+    if (due < x->deadline_us) x->deadline_us = due;
+    if (why == CANCEL_NONE && r->phase == ROW_PAUSED && !r->collect) {
+        uint64_t idle = session_last_read(r->s) + x->opt.idle_timeout_us;
+        if (idle <= now) why = CANCEL_IDLE_TIMEOUT;
+        else if (idle < x->idle_due_us) x->idle_due_us = idle;
+    }
+    if (why != CANCEL_NONE) executor_cancel(x, r->s, why);
+}
+
 uint64_t executor_sweep(executor *x) {
-    uint64_t now = hd_now_us(x->opt.clock), next = UINT64_MAX;
-    for (uint32_t i = 0; i < x->n_rows; i++) {
-        row *r = x->rows[i];
-        const gen_request *q = &r->s->copy.req;
-        int why = atomic_load(&r->s->cancel);
-        if (why == CANCEL_NONE) why = (int)executor_overdue(r->s, now);
-        if (why == CANCEL_NONE && r->phase == ROW_PAUSED) {
-            uint64_t due = session_last_read(r->s) + x->opt.idle_timeout_us;
-            if (due <= now) why = CANCEL_IDLE_TIMEOUT;
-            else if (due - now < next) next = due - now;
-        }
-        if (why != CANCEL_NONE) cancel_row(r, (cancel_reason)why);
-        if (q->total_timeout_us || q->first_token_timeout_us) next = next < 10000 ? next : 10000;
-    }
-    evict_ended(x);
-    for (session **at = &x->preempted; *at;) {
-        session *s = *at;
-        int why = atomic_load(&s->cancel);
-        if (why == CANCEL_NONE) why = (int)executor_overdue(s, now);
-        if (why == CANCEL_NONE) {
-            at = &s->next_wait;
-            continue;
-        }
-        *at = s->next_wait;
-        executor_end_waiting(x, s, FINISH_CANCELLED, (cancel_reason)why, NULL);
-    }
-    return next;
-}
-
-/* ---- pages ---- */
-
-/* Give a row's pages back; it waits at the head of the line and is computed again, to the same bits (law 1). */
-static void preempt(executor *x, row *r) {
-    session **at = &x->preempted;
-    uint32_t i = 0;
-    drop_pages(r);
-    x->reserved_bytes -= r->reserved_bytes;
-    r->reserved_bytes = 0;
-    r->phase = ROW_PREEMPTED;
-    r->preemptions++;
-    x->preemptions++;
-    while (x->rows[i] != r) i++;
-    memmove(&x->rows[i], &x->rows[i + 1], (--x->n_rows - i) * sizeof *x->rows);
-    while (*at && (*at)->order < r->order) at = &(*at)->next_wait;
-    r->s->next_wait = *at;
-    *at = r->s;
-}
-
-/* Pages for positions [0, n) in every group; the youngest rows give way, at last this row itself. */
-static void take_pages(executor *x, row *r, uint32_t n) {
-    uint64_t need = r->held_bytes;
-    for (uint32_t g = 0; g < x->n_groups; g++) {
-        uint32_t want = pages_for(n, x->opt.page_tokens);
-        if (want > r->n_pages[g]) need += (want - r->n_pages[g]) * kv_page_bytes(x->kv, g);
-    }
-    while (need > r->reserved_bytes && x->reserved_bytes - r->reserved_bytes + need > x->opt.kv_budget_bytes) {
-        row *youngest = x->rows[x->n_rows - 1];
-        HD_ASSERT(x->n_rows > 1); /* one row alone always fits: executor_check */
-        preempt(x, youngest);
-        if (youngest == r) return;
-    }
-    if (need > r->reserved_bytes) {
-        x->reserved_bytes += need - r->reserved_bytes;
-        r->reserved_bytes = need;
-    }
-    for (uint32_t g = 0; g < x->n_groups; g++) {
-        uint32_t want = pages_for(n, x->opt.page_tokens);
-        while (r->n_pages[g] < want) {
-            void *page = kv_take(x->kv, g);
-            HD_ASSERT(page); /* reserved bytes cover it */
-            r->pages[g][r->n_pages[g]++] = page;
-            r->held_bytes += kv_page_bytes(x->kv, g);
-        }
-    }
-}
-
-/* Pages that no later query of a sliding group can see. */
-static void drop_behind_window(executor *x, row *r) {
-    for (uint32_t g = 0; g < x->n_groups; g++) {
-        uint32_t window = x->info->groups[g].window, first_seen;
-        if (!window || r->n_done + 1 <= window) continue;
-        first_seen = (r->n_done + 1 - window) / x->opt.page_tokens; /* the next query sits at n_done */
-        for (; r->first_page[g] < first_seen && r->first_page[g] < r->n_pages[g]; r->first_page[g]++) {
-            kv_drop(x->kv, g, r->pages[g][r->first_page[g]]);
-            r->pages[g][r->first_page[g]] = NULL;
-            r->held_bytes -= kv_page_bytes(x->kv, g);
-        }
-    }
-}
-
-/* ---- the step ---- */
-
-static void note_pause(executor *x, row *r, bool paused) {
     uint64_t now = hd_now_us(x->opt.clock);
-    if (paused && r->phase != ROW_PAUSED) {
-        r->phase = ROW_PAUSED;
-        r->t_paused_us = now;
-    } else if (!paused && r->phase == ROW_PAUSED) {
-        r->paused_us += now - r->t_paused_us;
-        r->phase = r->n_done < r->n_prompt ? ROW_PREFILL : ROW_DECODE;
+    if (now >= x->deadline_us || now >= x->idle_due_us) {
+        x->deadline_us = x->idle_due_us = UINT64_MAX;
+        for (uint32_t i = 0; i < x->n_rows; i++) sweep_row(x, x->rows[i], now);
     }
-}
-
-typedef struct {
-    uint32_t tokens, logits; /* left for this step */
-} step_budget;
-
-static bool plan_row(executor *x, row *r, step_budget *left, uint32_t max_tokens, uint32_t max_logits, uint32_t n_segs) {
-    segment *g = &x->segs[n_segs];
-    uint32_t room = session_room(r->s);
-    memset(g, 0, sizeof *g);
-    note_pause(x, r, room == 0);
-    if (!room) return false;
-    if (room < max_tokens && (r->s->copy.req.prompt_logprobs || r->s->copy.req.prompt_logits)) max_tokens = room;
-    if (!r->method->plan(r, &(step_grant){max_tokens, max_logits}, g)) return false;
-    left->tokens -= g->n < left->tokens ? g->n : left->tokens;
-    left->logits -= g->n - g->first_logits;
-    x->seg_rows[n_segs] = r;
-    r->planned = n_segs;
-    return true;
-}
-
-/* Decoding rows first (they take one token each, even past the budget), then prefill in admission order; each later
- * prefilling row keeps one token, so that every running row advances in every step. */
-static uint32_t plan_rows(executor *x) {
-    step_budget left = {x->opt.step_tokens, x->max_logits};
-    uint32_t n = 0, prefilling = 0;
-    for (uint32_t i = 0; i < x->n_rows; i++) {
-        row *r = x->rows[i];
-        r->planned = ROW_UNPLANNED;
-        if (r->n_tokens - r->n_done > 1) prefilling++;
-        else n += plan_row(x, r, &left, 1, 1, n);
-    }
-    for (uint32_t i = 0; i < x->n_rows && prefilling; i++) {
-        row *r = x->rows[i];
-        if (r->n_tokens - r->n_done <= 1) continue;
-        prefilling--;
-        n += plan_row(x, r, &left, left.tokens > prefilling ? left.tokens - prefilling : 1, left.logits - prefilling, n);
-    }
-    return n;
-}
-
-/* Take pages for every planned segment, oldest row first: a row is only ever preempted for an older one, or gives way
- * itself.  Rows that lost their pages drop out of the step. */
-static uint32_t plan_pages(executor *x, uint32_t n) {
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < x->n_rows; i++) {
-        row *r = x->rows[i];
-        if (r->planned != ROW_UNPLANNED) take_pages(x, r, x->segs[r->planned].pos0 + x->segs[r->planned].n);
-    }
-    for (uint32_t j = 0; j < n; j++) {
-        row *r = x->seg_rows[j];
-        if (r->phase == ROW_PREEMPTED) continue;
-        x->segs[kept] = x->segs[j];
-        for (uint32_t g = 0; g < x->n_groups; g++) x->segs[kept].pages[g] = r->pages[g];
-        x->segs[kept].n_prompt = r->n_prompt;
-        x->segs[kept].row_state = r->model_state;
-        x->seg_rows[kept++] = r;
-    }
-    return kept;
-}
-
-static void consume(executor *x, row *r, const segment *g) {
-    r->n_done += g->n;
-    HD_ASSERT(r->n_done <= r->n_tokens);
-    atomic_store_explicit(&r->s->progress_done, r->n_done < r->n_prompt ? r->n_done : r->n_prompt, memory_order_relaxed);
-    if (r->n_done >= r->n_prompt) r->phase = ROW_DECODE;
-    r->method->consume(r, g);
-    if (!r->ended) drop_behind_window(x, r);
-}
-
-/* A step failed as a whole: run its rows alone.  Those that fail alone end; the others lose nothing. */
-static void run_alone(executor *x, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) {
-        segment g = x->segs[i];
-        step one = {&g, 1, g.n, NULL};
-        uint32_t bad;
-        hd_err err;
-        if (model_forward(x->m, &one, &bad, &err)) row_fail(x->seg_rows[i], &err);
-        else consume(x, x->seg_rows[i], &g);
-    }
-}
-
-bool executor_step(executor *x) {
-    uint32_t n = plan_pages(x, plan_rows(x)), bad;
-    step st = {x->segs, n, 0, NULL};
-    hd_err err;
-    if (!n) return false;
-    for (uint32_t i = 0; i < n; i++) st.n_tokens += x->segs[i].n;
-    HD_ASSERT(st.n_tokens <= x->max_step_tokens);
-    if (model_forward(x->m, &st, &bad, &err)) {
-        if (n == 1) row_fail(x->seg_rows[0], &err);
-        else run_alone(x, n);
-    } else {
-        for (uint32_t i = 0; i < n; i++) consume(x, x->seg_rows[i], &x->segs[i]);
-    }
-    x->steps++;
-    x->step_tokens_last = st.n_tokens;
-    evict_ended(x);
-    executor_check_invariants(x);
-    return true;
+    executor_evict_ended(x);
+    return x->deadline_us < x->idle_due_us ? x->deadline_us : x->idle_due_us;
 }
 
 void executor_check_invariants(const executor *x) {
@@ -552,7 +439,7 @@ void executor_check_invariants(const executor *x) {
         HD_ASSERT(r->held_bytes <= r->reserved_bytes);
         HD_ASSERT(r->n_done <= r->n_tokens && r->n_tokens == r->n_prompt + r->n_generated);
         HD_ASSERT(r->n_generated <= r->cap_generated);
-        HD_ASSERT(i == 0 || x->rows[i - 1]->order < r->order);
+        HD_ASSERT(i == 0 || goes_before(x->rows[i - 1], r));
     }
     HD_ASSERT(held == kv_used_bytes(x->kv));
     HD_ASSERT(reserved == x->reserved_bytes && reserved <= x->opt.kv_budget_bytes);

@@ -1,15 +1,15 @@
 /* executor.h - rows, pages and steps: the part of the engine that decides.
  *
  * One thread calls it.  It knows no threads and no waiting: a caller feeds it sessions and asks it for steps, so that
- * tests can drive it with a turned clock.  A tick is: sweep cancels and deadlines, admit, plan, forward, consume in
- * row order, publish, settle, evict. */
+ * tests can drive it with a turned clock.  A turn is: take calls, sweep deadlines, admit, plan, forward, consume in row
+ * order, publish, settle, evict.  executor.c: opening, rows, ends.  pages.c: pages and preemption.  step.c: the step. */
 #ifndef HD_EXEC_EXECUTOR_H
 #define HD_EXEC_EXECUTOR_H
 
 #include "exec/row.h"
 #include "state/kv.h"
 
-enum { PROMPT_LOGITS = 16 }; /* rows of logits kept for prompt scoring beside one per decoding row */
+enum { PROMPT_LOGITS = 16 }; /* rows of logits kept for prompt scoring and drafts beside one per decoding row */
 
 struct executor {
     model *m;
@@ -17,7 +17,7 @@ struct executor {
     engine_options opt;          /* filled in: no zeros */
     kv *kv;
     uint32_t n_groups, max_pages;
-    row **rows;                  /* [max_rows], admission order */
+    row **rows;                  /* [max_rows], by (rank, order): the last gives way first */
     uint32_t n_rows;
     uint64_t reserved_bytes;     /* sum over rows, <= budget */
     uint32_t max_step_tokens, max_logits;
@@ -25,12 +25,16 @@ struct executor {
     row **seg_rows;
     void *sample_work;
     hd_buf text_a, text_b;       /* of one token: detokenised, then past the stop filter */
-    session *preempted;          /* rows that gave their pages back, by order; before all waiting ones */
+    bool freed;                  /* rows or pages became free since the caller last looked */
     /* counters */
-    uint64_t steps, prompt_tokens, generated_tokens, preemptions;
+    uint64_t steps, prompt_tokens, generated_tokens, preemptions, faults_contained, pauses;
     uint64_t finished[4], cancelled[16];
     uint32_t step_tokens_last;
     double service_us;           /* moving mean of admission to end, for Retry-After */
+    double step_us;              /* moving mean of a step */
+    uint64_t step_us_max;        /* longest step of late: halves its distance to the mean with each */
+    uint64_t idle_due_us;        /* when the next paused row runs into its idle deadline; UINT64_MAX: none */
+    uint64_t deadline_us;        /* no running row has a deadline before this */
 };
 
 /* Fill in defaults, bound the context by the budget, allocate everything a step needs. */
@@ -41,18 +45,36 @@ void executor_close(executor *x); /* no rows left */
 hd_status executor_check(const executor *x, const gen_request *req, hd_err *err);
 /* Bytes that a row with n tokens in all would hold at most. */
 uint64_t executor_project(const executor *x, uint32_t n_tokens);
+/* Tokens that admission counts for s: its prompt and a named cap in full; without one the default, and more as it grows. */
+uint32_t executor_projected_tokens(const executor *x, const session *s);
 
 /* May it run now?  HD_FULL: not yet, *why says for what. */
 hd_status executor_admissible(const executor *x, const session *s, const char **why);
-/* Admit it: HD_OK (the row runs), HD_FULL (it must wait: *why), or it failed and has been ended. */
-hd_status executor_admit(executor *x, session *s, const char **why);
-/* End cancelled and overdue rows.  Returns microseconds until the next deadline of a row (UINT64_MAX: none). */
+/* Admit it with this rank (it is admissible): the row runs, or it failed and has been ended. */
+void executor_admit(executor *x, session *s, uint32_t rank);
+/* Preempt rows of lower classes so that s can be admitted.  False: that would not do, nothing was touched. */
+bool executor_make_way(executor *x, const session *s);
+/* Preempt every row: an exclusive job does not wait any longer. */
+void executor_preempt_all(executor *x);
+/* s has a row that runs, and a cancel or steering came. */
+void executor_cancel(executor *x, session *s, cancel_reason why);
+void executor_steer(executor *x, session *s, const session_steer *st);
+/* End overdue and evict ended rows.  Returns when the next deadline of a row is (clock time; UINT64_MAX: none). */
 uint64_t executor_sweep(executor *x);
 /* One step.  False: no row could do anything (none, or all paused). */
 bool executor_step(executor *x);
 /* A session that never became a row, or whose row was preempted. */
 void executor_end_waiting(executor *x, session *s, finish_reason why, cancel_reason reason, const hd_err *err);
 cancel_reason executor_overdue(const session *s, uint64_t now); /* CANCEL_NONE: not yet */
+uint64_t executor_due(const session *s); /* its next deadline, UINT64_MAX: none */
 void executor_check_invariants(const executor *x);              /* debug builds */
+
+/* ---- between executor.c, pages.c and step.c ---- */
+uint32_t pages_for(uint32_t n_tokens, uint32_t page_tokens);
+void pages_drop(row *r);                             /* all of them */
+void pages_take(executor *x, row *r, uint32_t n);    /* for positions [0, n); may preempt the last rows, r itself at last */
+void pages_drop_behind_window(executor *x, row *r);
+void executor_evict_ended(executor *x);
+void executor_place(executor *x, row *r);            /* r->rank changed or r is the last: put it where it belongs */
 
 #endif

@@ -26,7 +26,7 @@ struct gen_method {
     /* Is this request one the method can do?  May be NULL.  HD_INVALID, HD_UNSUPPORTED with the field. */
     hd_status (*check)(const gen_request *req, const model_info *info, hd_err *err);
     hd_status (*open)(row *r, hd_err *err); /* make r->mstate */
-    void (*close)(row *r);                  /* only after a successful open */
+    void (*close)(row *r);                  /* only after a successful open; may be NULL */
     /* Positions that a segment after the prompt would like to have; NULL: 1. */
     uint32_t (*wants)(const row *r);
     /* Describe the next segment within the grant.  False: nothing to do now. */
@@ -40,12 +40,22 @@ extern const gen_method method_autoregressive, method_embedding;
 
 #define ROW_UNPLANNED UINT32_MAX
 
+/* Gaps between tokens, counted in buckets that grow by 2^(1/4): quantiles to within 10 %, in bounded memory. */
+enum { GAP_BUCKETS = 104 };
+typedef struct {
+    uint32_t n, bucket[GAP_BUCKETS];
+} gap_counts;
+void gap_add(gap_counts *g, uint64_t us);
+uint64_t gap_quantile(const gap_counts *g, double q); /* 0 when empty */
+
 struct row {
     const gen_method *method;
     void *mstate;             /* of the method */
+    bool opened;              /* the method holds it: close is due */
     executor *x;
     session *s;
-    uint64_t order;           /* admission order = submit order */
+    uint64_t order;           /* = submit order */
+    uint32_t rank;            /* its class when it was admitted, aged: with order, who gives way to whom */
     row_phase phase;
     int32_t *tokens;          /* [cap_tokens] */
     uint32_t n_tokens, cap_tokens;
@@ -54,15 +64,35 @@ struct row {
     uint32_t n_generated;
     void **pages[MODEL_MAX_GROUPS];  /* [max_pages]; entries behind a window are NULL again */
     uint32_t n_pages[MODEL_MAX_GROUPS], first_page[MODEL_MAX_GROUPS];
+    uint64_t computed;        /* positions that were computed, again after a preemption */
     uint64_t held_bytes;      /* of pages held now */
     uint64_t reserved_bytes;  /* what admission counted for it; >= held_bytes */
     void *model_state;
     uint32_t planned;         /* its segment in the step being planned, or ROW_UNPLANNED */
-    uint64_t t_admit_us, t_first_us, t_paused_us, paused_us;
+    uint64_t t_admit_us, t_first_us, t_last_us, t_paused_us, paused_us, t_preempted_us, preempted_us;
     uint32_t preemptions;
+    gap_counts gaps;
+    /* text of what it published */
+    detok detok;
+    stop_stream *stops;
+    bool closed_text;         /* a stop string ended the text: nothing is released any more */
+    bool collect;             /* its session collects */
     bool ended;               /* set by row_end; the executor removes it after the step */
     gen_event end;
 };
+
+/* ---- what methods call (exec/publish.c) ---- */
+
+/* The token at position n_tokens: sampled from logits [n_vocab] (overwritten), or the one that steering forces.  False: the
+ * row has failed. */
+bool row_sample(row *r, float *logits, sample_result *out);
+/* Append it and hand it out with the text it releases.  False: the row has ended with it (EOS, which is not handed out, a
+ * stop string, the cap). */
+bool row_publish(row *r, const sample_result *s);
+/* A vtable's `tail` for rows whose output is text of row_publish. */
+void row_tail(row *r, hd_buf *out);
+hd_status row_text_open(row *r, hd_err *err);
+void row_text_close(row *r);
 
 /* Called by methods.  The end is published by the executor after the step (publish, settle, evict: in this order). */
 void row_end(row *r, finish_reason why);

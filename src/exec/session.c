@@ -23,6 +23,18 @@ const char *row_phase_name(row_phase p) {
     return "unknown";
 }
 
+collect_pool *collect_pool_new(uint64_t limit) {
+    collect_pool *p = hd_calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->limit = limit > INT64_MAX ? INT64_MAX : (long long)limit;
+    atomic_store(&p->refs, 1);
+    return p;
+}
+
+void collect_pool_unref(collect_pool *p) {
+    if (p && atomic_fetch_sub(&p->refs, 1) == 1) hd_free(p);
+}
+
 static void copy_deinit(gen_copy *c) {
     hd_free(c->prompt);
     hd_free(c->stop_ids);
@@ -42,6 +54,11 @@ static hd_status copy_request(gen_copy *c, const gen_request *req, size_t n_voca
     if (strlen(req->id) >= sizeof c->id) return hd_fail_field(err, HD_INVALID, "id", "an id has at most 63 bytes");
     snprintf(c->id, sizeof c->id, "%s", req->id);
     c->req.id = c->id;
+    if (req->share && strlen(req->share) >= sizeof c->share)
+        return hd_fail_field(err, HD_INVALID, "share", "a share key has at most 63 bytes");
+    snprintf(c->share, sizeof c->share, "%s", req->share ? req->share : "");
+    c->req.share = c->share;
+    c->req.method = NULL; /* the session knows its method itself */
     if ((st = sampler_open(&c->sampler, &req->sampling, n_vocab, err)) ||
         (st = stop_set_new(&c->stops, req->stops, req->n_stops, err)))
         return st;
@@ -53,8 +70,10 @@ static hd_status copy_request(gen_copy *c, const gen_request *req, size_t n_voca
     return HD_OK;
 }
 
-hd_status session_new(session **out, engine *e, const gen_request *req, size_t n_vocab, session_notify notify, void *ctx,
-                      hd_err *err) {
+static void on_cancelled(void *ctx, cancel_reason why) { session_cancel(ctx, why); }
+
+hd_status session_new(session **out, engine *e, const gen_request *req, const gen_method *m, size_t n_vocab,
+                      session_notify notify, void *ctx, hd_err *err) {
     session *s = hd_calloc(1, sizeof *s);
     pthread_condattr_t attr;
     hd_status st;
@@ -73,7 +92,12 @@ hd_status session_new(session **out, engine *e, const gen_request *req, size_t n
     s->notify = notify;
     s->notify_ctx = ctx;
     s->n_vocab = n_vocab;
-    if ((st = copy_request(&s->copy, req, n_vocab, err))) {
+    s->method = m;
+    s->collect = req->collect;
+    s->pool = engine_collect_pool(e);
+    atomic_fetch_add(&s->pool->refs, 1);
+    if ((st = copy_request(&s->copy, req, n_vocab, err)) ||
+        (req->cancel && (st = cancel_subscribe(req->cancel, on_cancelled, s, &s->sub, err)))) {
         session_destroy(s);
         return st;
     }
@@ -81,13 +105,21 @@ hd_status session_new(session **out, engine *e, const gen_request *req, size_t n
     return HD_OK;
 }
 
+void session_unsubscribe(session *s) {
+    cancel_unsubscribe(s->sub);
+    s->sub = NULL;
+}
+
 void session_destroy(session *s) {
     if (!s) return;
+    session_unsubscribe(s);
+    if (s->collect) atomic_fetch_sub(&s->pool->held, s->n);
+    collect_pool_unref(s->pool);
     copy_deinit(&s->copy);
-    hd_free(s->ring);
-    hd_free(s->logits);
     hd_free(s->vector);
     hd_free(s->vector_out);
+    hd_free(s->ring);
+    hd_free(s->logits);
     buf_deinit(&s->text);
     buf_deinit(&s->tail);
     buf_deinit(&s->out);
@@ -97,11 +129,13 @@ void session_destroy(session *s) {
 }
 
 hd_status session_prepare(session *s, hd_err *err) {
-    session_record *ring = s->ring ? s->ring : hd_reallocarray(NULL, SESSION_MAX_TOKENS, sizeof *ring);
+    uint32_t cap = SESSION_MAX_TOKENS;
+    session_record *ring = s->ring ? s->ring : hd_reallocarray(NULL, cap, sizeof *ring);
     float *logits = s->logits;
     if (ring && s->copy.req.prompt_logits && !logits)
         logits = hd_reallocarray(NULL, SESSION_LOGITS * s->n_vocab, sizeof *logits);
     pthread_mutex_lock(&s->mu);
+    if (!s->ring && ring) s->cap = cap;
     s->ring = ring;
     s->logits = logits;
     pthread_mutex_unlock(&s->mu);
@@ -111,18 +145,66 @@ hd_status session_prepare(session *s, hd_err *err) {
 
 /* ---- producer ---- */
 
-uint32_t session_room(session *s) {
-    uint32_t room;
-    pthread_mutex_lock(&s->mu);
-    room = s->text.len - s->text_at >= SESSION_MAX_TEXT ? 0 : SESSION_MAX_TOKENS - s->n;
+/* Under mu.  A collecting session's ring grows by doubling; false: no memory now. */
+static bool grow_ring(session *s) {
+    session_record *ring = hd_reallocarray(NULL, (size_t)s->cap * 2, sizeof *ring);
+    if (!ring) return false;
+    for (uint32_t i = 0; i < s->n; i++) ring[i] = s->ring[(s->head + i) % s->cap];
+    hd_free(s->ring);
+    s->ring = ring;
+    s->head = 0;
+    s->cap *= 2;
+    return true;
+}
+
+/* Under mu. */
+static uint32_t room_locked(session *s, bool oldest) {
+    uint32_t room = s->cap - s->n;
+    if (s->collect) {
+        long long left = s->pool->limit - atomic_load(&s->pool->held);
+        if (left <= 0 && !oldest) return 0;
+        if (!room && s->cap < UINT32_MAX / 2 && grow_ring(s)) room = s->cap - s->n;
+        if (!oldest && room > left) room = (uint32_t)left;
+    } else if (s->text.len - s->text_at >= SESSION_MAX_TEXT) {
+        room = 0;
+    }
     if (s->copy.req.prompt_logits && room > SESSION_LOGITS - s->logits_at) room = SESSION_LOGITS - s->logits_at;
     if (s->copy.req.prompt_logits && s->n_logits) room = 0;
+    return room;
+}
+
+uint32_t session_room(session *s, bool oldest) {
+    uint32_t room;
+    pthread_mutex_lock(&s->mu);
+    room = room_locked(s, oldest);
     if (!room && !s->starved) {
         s->starved = true;
         s->t_read_us = hd_now_us(s->clock); /* the idle deadline runs from now, or from the next read */
     }
     pthread_mutex_unlock(&s->mu);
     return room;
+}
+
+void session_take_steer(session *s, session_steer *out) {
+    uint32_t n_forced;
+    pthread_mutex_lock(&s->mu);
+    n_forced = s->steer.n_forced;
+    *out = s->steer;
+    s->steer = (session_steer){.n_forced = n_forced};
+    memcpy(s->steer.forced, out->forced, n_forced * sizeof *out->forced);
+    pthread_mutex_unlock(&s->mu);
+}
+
+uint32_t session_take_forced(session *s, int32_t *ids, uint32_t max) {
+    uint32_t n;
+    pthread_mutex_lock(&s->mu);
+    n = s->steer.n_forced < max ? s->steer.n_forced : max;
+    memcpy(ids, s->steer.forced, n * sizeof *ids);
+    memmove(s->steer.forced, s->steer.forced + n, (s->steer.n_forced - n) * sizeof *ids);
+    s->steer.n_forced -= n;
+    if (n) atomic_store(&s->has_forced, s->steer.n_forced > 0);
+    pthread_mutex_unlock(&s->mu);
+    return n;
 }
 
 static void tell_reader(session *s) {
@@ -132,8 +214,9 @@ static void tell_reader(session *s) {
 
 void session_push(session *s, const session_record *r, const char *text) {
     pthread_mutex_lock(&s->mu);
-    HD_ASSERT(s->n < SESSION_MAX_TOKENS && !s->over);
-    s->ring[(s->head + s->n++) % SESSION_MAX_TOKENS] = *r;
+    HD_ASSERT(s->n < s->cap && !s->over);
+    s->ring[(s->head + s->n++) % s->cap] = *r;
+    if (s->collect) atomic_fetch_add(&s->pool->held, 1);
     buf_add(&s->text, text, r->n_text);
     tell_reader(s);
     pthread_mutex_unlock(&s->mu);
@@ -167,11 +250,13 @@ uint64_t session_last_read(session *s) {
 
 void session_finish(session *s, const gen_event *end, const char *tail, size_t n_tail) {
     bool gone;
+    session_unsubscribe(s);
     pthread_mutex_lock(&s->mu);
     HD_ASSERT(!s->over);
     s->end = *end;
     buf_add(&s->tail, tail, n_tail);
     s->over = true;
+    if (s->submitted) engine_uncall(s->engine, s); /* no call can come after this */
     gone = s->reader_gone;
     if (!gone) tell_reader(s);
     pthread_mutex_unlock(&s->mu);
@@ -199,7 +284,8 @@ static void take_next(session *s, gen_event *ev) {
         ev->text = buf_cstr(&s->out);
         ev->n_text = s->out.len;
         s->text_at += r->n_text;
-        s->head = (s->head + 1) % SESSION_MAX_TOKENS;
+        s->head = (s->head + 1) % s->cap;
+        if (s->collect) atomic_fetch_sub(&s->pool->held, 1);
         if (!--s->n) buf_clear(&s->text), s->text_at = 0;
     } else if (s->vector) {
         hd_free(s->vector_out);
@@ -223,7 +309,7 @@ static void take_next(session *s, gen_event *ev) {
 /* Under mu.  What the reader borrowed is free at its next call; tell the executor once there is room again, at half
  * empty: it should not be woken for the room of one token. */
 static void release_room(session *s) {
-    if (!s->starved || s->over || s->n > SESSION_MAX_TOKENS / 2) return;
+    if (!s->starved || s->over || (!s->collect && s->n > SESSION_MAX_TOKENS / 2)) return;
     if (s->copy.req.prompt_logits && (s->n_logits || s->logits_at)) return;
     s->starved = false;
     engine_wake(s->engine);
@@ -270,14 +356,80 @@ void session_wait(session *s, gen_event *ev, uint64_t timeout_us) {
 }
 
 /* Under mu.  While a session is not over its engine lives: engine_close ends all sessions first. */
+static void call_locked(session *s) {
+    if (s->submitted && !s->over) engine_call(s->engine, s);
+}
+
 static void cancel_locked(session *s, cancel_reason why) {
     int none = CANCEL_NONE;
-    if (!s->over && atomic_compare_exchange_strong(&s->cancel, &none, (int)why)) engine_wake_cancel(s->engine);
+    if (s->over || !atomic_compare_exchange_strong(&s->cancel, &none, (int)why)) return;
+    call_locked(s);
+    if (s->submitted) engine_interrupt(s->engine);
 }
 
 void session_cancel(session *s, cancel_reason why) {
     pthread_mutex_lock(&s->mu);
     cancel_locked(s, why);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void session_submitted(session *s) {
+    pthread_mutex_lock(&s->mu);
+    s->submitted = true;
+    if (atomic_load(&s->cancel) != CANCEL_NONE) call_locked(s);
+    pthread_mutex_unlock(&s->mu);
+}
+
+/* ---- steering ---- */
+
+void session_raise_cap(session *s, uint32_t max_tokens) {
+    pthread_mutex_lock(&s->mu);
+    if (max_tokens > s->steer.cap) s->steer.cap = max_tokens;
+    call_locked(s);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void session_stop(session *s) {
+    pthread_mutex_lock(&s->mu);
+    s->steer.stop = true;
+    call_locked(s);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void session_set_priority(session *s, gen_priority p) {
+    pthread_mutex_lock(&s->mu);
+    s->steer.has_priority = true;
+    s->steer.priority = p < PRIORITY_HIGH ? PRIORITY_HIGH : p > PRIORITY_LOW ? PRIORITY_LOW : p;
+    call_locked(s);
+    pthread_mutex_unlock(&s->mu);
+}
+
+hd_status session_force(session *s, const int32_t *ids, size_t n, hd_err *err) {
+    hd_status st = HD_OK;
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || (size_t)ids[i] >= s->n_vocab)
+            return hd_fail_field(err, HD_INVALID, "ids", "token id %d is outside the vocabulary", ids[i]);
+    pthread_mutex_lock(&s->mu);
+    if (n > SESSION_MAX_FORCED - s->steer.n_forced) {
+        st = hd_fail_field(err, HD_FULL, "ids", "more than %d forced tokens wait", SESSION_MAX_FORCED);
+    } else if (n) {
+        memcpy(s->steer.forced + s->steer.n_forced, ids, n * sizeof *ids);
+        s->steer.n_forced += (uint32_t)n;
+        atomic_store(&s->has_forced, true);
+    }
+    pthread_mutex_unlock(&s->mu);
+    return st;
+}
+
+void session_detach(session *s) {
+    pthread_mutex_lock(&s->mu);
+    if (!s->collect) {
+        s->collect = true;
+        atomic_fetch_add(&s->pool->held, s->n);
+    }
+    s->steer.detach = true;
+    s->starved = false;
+    call_locked(s);
     pthread_mutex_unlock(&s->mu);
 }
 

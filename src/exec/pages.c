@@ -1,0 +1,103 @@
+/* pages.c - a row's pages: taking them within what was reserved, growing, giving way. */
+#include "base/plant.h"
+#include "exec/engine_int.h"
+#include "exec/executor.h"
+
+#include <string.h>
+
+void pages_drop(row *r) {
+    executor *x = r->x;
+    bool leak = PLANTED(PLANT_LEAK_PAGE) && r->ended && r->end.finish == FINISH_CANCELLED && r->n_done < r->n_prompt;
+    for (uint32_t g = 0; g < x->n_groups; g++) {
+        for (uint32_t i = r->first_page[g]; i < r->n_pages[g]; i++) {
+            if (leak) leak = false;
+            else kv_drop(x->kv, g, r->pages[g][i]);
+            r->pages[g][i] = NULL;
+        }
+        r->n_pages[g] = r->first_page[g] = 0;
+    }
+    r->held_bytes = 0;
+    r->n_done = 0;
+}
+
+/* Give a row's pages back; it waits at the head of its line and is computed again, to the same bits (law 1). */
+static void preempt(executor *x, row *r) {
+    uint32_t i = 0;
+    pages_drop(r);
+    x->reserved_bytes -= r->reserved_bytes;
+    r->reserved_bytes = 0;
+    if (r->phase == ROW_PAUSED) r->paused_us += hd_now_us(x->opt.clock) - r->t_paused_us;
+    r->phase = ROW_PREEMPTED;
+    r->t_preempted_us = hd_now_us(x->opt.clock);
+    r->preemptions++;
+    x->preemptions++;
+    x->freed = true;
+    while (x->rows[i] != r) i++;
+    memmove(&x->rows[i], &x->rows[i + 1], (--x->n_rows - i) * sizeof *x->rows);
+    trace_mark(x->opt.trace, "preempt", r->s->copy.id, r->order, r->t_preempted_us);
+    engine_requeue(r->s->engine, r->s);
+}
+
+void executor_preempt_all(executor *x) {
+    while (x->n_rows) preempt(x, x->rows[x->n_rows - 1]);
+}
+
+/* Rows of a lower class that has not become a higher one by age stand last.  How many of them must go? */
+bool executor_make_way(executor *x, const session *s) {
+    uint64_t need = executor_project(x, executor_projected_tokens(x, s)), freed = 0;
+    uint32_t n = 0;
+    while (x->n_rows - n >= x->opt.max_rows || x->reserved_bytes - freed + need > x->opt.kv_budget_bytes) {
+        const row *r = n < x->n_rows ? x->rows[x->n_rows - 1 - n] : NULL;
+        if (!r || r->ended || r->s->copy.req.priority <= s->copy.req.priority ||
+            r->rank != (uint32_t)(r->s->copy.req.priority - PRIORITY_HIGH))
+            return false;
+        freed += r->reserved_bytes;
+        n++;
+    }
+    while (n--) preempt(x, x->rows[x->n_rows - 1]);
+    return true;
+}
+
+/* Bytes that r holds once it has pages for positions [0, n). */
+static uint64_t bytes_with(const executor *x, const row *r, uint32_t want) {
+    uint64_t bytes = r->held_bytes;
+    for (uint32_t g = 0; g < x->n_groups; g++)
+        if (want > r->n_pages[g]) bytes += (want - r->n_pages[g]) * kv_page_bytes(x->kv, g);
+    return bytes;
+}
+
+void pages_take(executor *x, row *r, uint32_t n) {
+    uint32_t want = pages_for(n, x->opt.page_tokens);
+    uint64_t need = bytes_with(x, r, want);
+    while (need > r->reserved_bytes && x->reserved_bytes - r->reserved_bytes + need > x->opt.kv_budget_bytes) {
+        row *last = x->rows[x->n_rows - 1];
+        HD_ASSERT(x->n_rows > 1); /* one row alone always fits: executor_check */
+        preempt(x, last);
+        if (last == r) return;
+    }
+    if (need > r->reserved_bytes) {
+        x->reserved_bytes += need - r->reserved_bytes;
+        r->reserved_bytes = need;
+    }
+    for (uint32_t g = 0; g < x->n_groups; g++)
+        while (r->n_pages[g] < want) {
+            void *page = kv_take(x->kv, g);
+            HD_ASSERT(page); /* reserved bytes cover it */
+            r->pages[g][r->n_pages[g]++] = page;
+            r->held_bytes += kv_page_bytes(x->kv, g);
+        }
+}
+
+/* Pages that no later query of a sliding group can see. */
+void pages_drop_behind_window(executor *x, row *r) {
+    for (uint32_t g = 0; g < x->n_groups; g++) {
+        uint32_t window = x->info->groups[g].window, first_seen;
+        if (!window || r->n_done + 1 <= window) continue;
+        first_seen = (r->n_done + 1 - window) / x->opt.page_tokens; /* the next query sits at n_done */
+        for (; r->first_page[g] < first_seen && r->first_page[g] < r->n_pages[g]; r->first_page[g]++) {
+            kv_drop(x->kv, g, r->pages[g][r->first_page[g]]);
+            r->pages[g][r->first_page[g]] = NULL;
+            r->held_bytes -= kv_page_bytes(x->kv, g);
+        }
+    }
+}

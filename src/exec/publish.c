@@ -1,0 +1,121 @@
+/* publish.c - from logits to a token in the session's queue: what all methods that make text share.
+ *
+ * The random number of a token is keyed by its absolute position; characters and stop strings are tracked from the tokens
+ * alone.  So nothing here depends on how many tokens a step brought. */
+#include "base/mem.h"
+#include "exec/executor.h"
+
+#include <math.h>
+#include <string.h>
+
+void gap_add(gap_counts *g, uint64_t us) {
+    int b = us ? (int)(4 * log2((double)us)) : 0;
+    g->n++;
+    g->bucket[b < GAP_BUCKETS ? b : GAP_BUCKETS - 1]++;
+}
+
+uint64_t gap_quantile(const gap_counts *g, double q) {
+    uint64_t want = (uint64_t)ceil(q * g->n), seen = 0;
+    for (int b = 0; b < GAP_BUCKETS && g->n; b++)
+        if ((seen += g->bucket[b]) >= want) return (uint64_t)exp2((b + 0.5) / 4);
+    return 0;
+}
+
+hd_status row_text_open(row *r, hd_err *err) {
+    detok_init(&r->detok, r->x->info->tok, false);
+    return stop_stream_new(&r->stops, r->s->copy.stops, err);
+}
+
+void row_text_close(row *r) {
+    stop_stream_free(r->stops);
+    r->stops = NULL;
+}
+
+static bool in_list(const int32_t *ids, size_t n, int32_t id) {
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+static bool ends_generation(const row *r, int32_t id) {
+    const model_info *in = r->x->info;
+    const gen_request *q = &r->s->copy.req;
+    return in_list(q->stop_ids, q->n_stop_ids, id) || (!q->ignore_eos && in_list(in->eog, in->n_eog, id));
+}
+
+static bool take_forced(row *r, const float *logits, sample_result *out) {
+    const sampling_params *p = &r->s->copy.req.sampling;
+    if (!atomic_load_explicit(&r->s->has_forced, memory_order_relaxed) || !session_take_forced(r->s, &out->id, 1)) return false;
+    if (p->logprobs)
+        logprobs_read(model_kernels(r->x->m), logits, r->x->info->n_vocab, out->id, p->n_top_logprobs, out);
+    return true;
+}
+
+bool row_sample(row *r, float *logits, sample_result *out) {
+    executor *x = r->x;
+    const gen_request *q = &r->s->copy.req;
+    int32_t banned[MODEL_MAX_EOG + 64];
+    size_t n_banned = 0;
+    hd_err err;
+    memset(out, 0, sizeof *out);
+    if (take_forced(r, logits, out)) return true;
+    if (r->n_generated < q->min_tokens) {
+        for (uint32_t i = 0; i < x->info->n_eog; i++) banned[n_banned++] = x->info->eog[i];
+        for (size_t i = 0; i < q->n_stop_ids && i < 64; i++) banned[n_banned++] = q->stop_ids[i];
+    }
+    if (sampler_sample(r->s->copy.sampler, model_kernels(x->m), logits, x->info->n_vocab, r->tokens, r->n_tokens, r->n_tokens,
+                       banned, n_banned, NULL, x->sample_work, out, &err) == HD_OK)
+        return true;
+    row_fail(r, &err);
+    return false;
+}
+
+static void note_time(row *r) {
+    uint64_t now = hd_now_us(r->x->opt.clock);
+    if (!r->t_first_us) r->t_first_us = now;
+    else gap_add(&r->gaps, now - r->t_last_us);
+    r->t_last_us = now;
+}
+
+bool row_publish(row *r, const sample_result *s) {
+    executor *x = r->x;
+    session_record rec = {.kind = EV_TOKEN, .position = r->n_tokens, .sample = *s};
+    size_t which;
+    HD_ASSERT(!r->ended && r->n_generated < r->cap_generated);
+    note_time(r);
+    x->generated_tokens++;
+    if (ends_generation(r, s->id)) {
+        r->end.ended_by_eos = true;
+        row_end(r, FINISH_STOP);
+        return false;
+    }
+    r->tokens[r->n_tokens++] = s->id;
+    r->n_generated++;
+    buf_clear(&x->text_a);
+    buf_clear(&x->text_b);
+    detok_push(&r->detok, x->info->tok, s->id, r->s->copy.req.special, &x->text_a);
+    if (stop_push(r->stops, buf_cstr(&x->text_a), x->text_a.len, &x->text_b, &which)) {
+        r->closed_text = true;
+        r->end.stop_index = (int32_t)which;
+        row_end(r, FINISH_STOP);
+    } else if (r->n_generated == r->cap_generated) {
+        row_end(r, FINISH_LENGTH);
+    }
+    rec.n_text = (uint32_t)x->text_b.len;
+    session_push(r->s, &rec, buf_cstr(&x->text_b));
+    return !r->ended;
+}
+
+/* The unfinished character becomes U+FFFD, which may still complete a stop string; then what is held goes out. */
+void row_tail(row *r, hd_buf *out) {
+    executor *x = r->x;
+    size_t which;
+    if (r->closed_text || !r->stops) return;
+    r->closed_text = true;
+    buf_clear(&x->text_a);
+    detok_finish(&r->detok, &x->text_a);
+    if (!stop_push(r->stops, buf_cstr(&x->text_a), x->text_a.len, out, &which) && !stop_finish(r->stops, out, &which)) return;
+    if (r->end.finish != FINISH_STOP && r->end.finish != FINISH_LENGTH) return;
+    r->end.finish = FINISH_STOP;
+    r->end.stop_index = (int32_t)which;
+}
