@@ -258,7 +258,7 @@ static void errors(void **state) {
         {"/tokenize", "{}", 400, "content", NULL},
         {"/detokenize", "{\"tokens\":[1,99999]}", 400, "tokens", NULL},
         {"/v1/nothing", "{}", 404, NULL, "not_found"},
-        {"/v1/embeddings", "{}", 501, NULL, "not_supported"},
+        {"/v1/rerank", "{}", 501, NULL, "not_supported"},
         {"/v1/models", "{}", 405, NULL, "method_not_allowed"},
         {"/v1/heddle/cancel", "{\"id\":\"nobody\"}", 404, "id", NULL},
         {"/v1/heddle/cancel", "{\"id\":7}", 400, "id", NULL},

@@ -178,6 +178,10 @@ static void submit_error(gen *g, hd_status st, const hd_err *err) {
     }
 }
 
+static const char *prompt_field(const gen *g) {
+    return g->d == &dialect_embeddings ? "input" : g->d == &dialect_completions ? "prompt" : "messages";
+}
+
 void gen_submit(gen *g) {
     server *s = g->srv;
     const gen_params *p = &g->plan;
@@ -190,7 +194,7 @@ void gen_submit(gen *g) {
     hd_status st;
     uint32_t room = s->max_queued + s->max_rows;
     if (n > GEN_MAX_CHOICES || n > room) {
-        serve_fail(&g->error, 400, "invalid_value", p->n > 1 ? "n" : "prompt",
+        serve_fail(&g->error, 400, "invalid_value", p->n > 1 ? "n" : prompt_field(g),
                    "%llu choices (prompts x n) are asked for; at most %u can run and wait", (unsigned long long)n,
                    room < GEN_MAX_CHOICES ? room : GEN_MAX_CHOICES);
         return;
@@ -198,13 +202,11 @@ void gen_submit(gen *g) {
     for (uint32_t i = 0; i < g->n_prompts; i++) {
         size_t n_ids = g->prompts[i].ids.n;
         if (!n_ids) {
-            serve_fail(&g->error, 400, "invalid_value", g->d == &dialect_completions ? "prompt" : "messages",
-                       "the prompt has no tokens");
+            serve_fail(&g->error, 400, "invalid_value", prompt_field(g), "the prompt has no tokens");
             return;
         }
         if (n_ids > s->ctx || (n_ids == s->ctx && p->max_tokens)) {
-            serve_fail(&g->error, 400, "context_length_exceeded",
-                       g->d == &dialect_completions ? "prompt" : "messages",
+            serve_fail(&g->error, 400, "context_length_exceeded", prompt_field(g),
                        "the prompt has %zu tokens, the context holds %u", n_ids, s->ctx);
             g->error.n_prompt_tokens = n_ids;
             g->error.n_ctx = s->ctx;
@@ -233,6 +235,8 @@ void gen_submit(gen *g) {
         if (n == 1) snprintf(ids[i], sizeof *ids, "%s", g->id);
         else snprintf(ids[i], sizeof *ids, "%.50s#%u", g->id, i);
         r->id = ids[i];
+        r->method = p->method;
+        r->method_arg = p->method_arg;
         r->prompt = g->prompts[ch->prompt].ids.ids;
         r->n_prompt = g->prompts[ch->prompt].ids.n;
         r->max_tokens = p->max_tokens;
@@ -453,8 +457,8 @@ static bool take_event(gen *g, choice *ch, const gen_event *ev, hd_buf *out, ser
             if (streams(g)) g->d->finish(g, ch, out);
         }
         break;
+    case EV_VECTOR: buf_add(&ch->text, (const char *)ev->vector, ev->n_vector * sizeof *ev->vector); break;
     case EV_LOGITS:
-    case EV_VECTOR:
     case EV_NONE: break;
     }
     return !e->status;

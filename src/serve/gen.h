@@ -35,7 +35,7 @@ enum { PIECE_A, PIECE_B, PIECE_C, PIECE_D, PIECE_IDS, N_PIECES };
 typedef struct {
     session *s;
     uint32_t index, prompt;
-    hd_buf text;              /* collected text (unstreamed) */
+    hd_buf text;              /* collected text (unstreamed); embeddings: the vector's bytes */
     hd_buf pieces[N_PIECES];
     uint32_t n_piece;         /* entries in pieces A..D */
     uint64_t text_bytes;      /* generated text released so far */
@@ -133,6 +133,6 @@ static inline uint64_t gen_next_event(gen *g) { return g->event_no++; }
 /* Sums over choices. */
 void gen_usage(const gen *g, uint64_t *prompt, uint64_t *cached, uint64_t *completion);
 
-extern const dialect dialect_chat, dialect_completions, dialect_tokenize, dialect_detokenize;
+extern const dialect dialect_chat, dialect_completions, dialect_embeddings, dialect_tokenize, dialect_detokenize;
 
 #endif

@@ -47,6 +47,9 @@ typedef struct {
     bool return_token_ids, timings;
     bool echo;           /* completions */
     bool score_prompt;   /* echo with logprobs */
+    const char *method;  /* static text; NULL: text is generated */
+    uint64_t method_arg;
+    bool base64;         /* embeddings: how vectors are written */
     bool seed_given;
     uint64_t queue_timeout_us, first_token_timeout_us, total_timeout_us;
 } gen_params;

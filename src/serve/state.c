@@ -31,7 +31,7 @@ bool state_write(server *s, hd_buf *out) {
         const row_view *r = &v.rows[i];
         jsonw_obj(&w);
         write_id(&w, r->id);
-        jsonw_key(&w, "method"), jsonw_str(&w, "autoregressive");
+        jsonw_key(&w, "method"), jsonw_str(&w, r->method ? r->method : "autoregressive");
         jsonw_key(&w, "phase"), jsonw_str(&w, row_phase_name(r->phase));
         jsonw_key(&w, "prompt_tokens"), jsonw_uint(&w, r->prompt_tokens);
         jsonw_key(&w, "cached_tokens"), jsonw_uint(&w, r->cached_tokens);

@@ -90,4 +90,9 @@ with client.chat.completions.create(model=model, messages=messages, max_tokens=5
         if i == 3:
             break
 check("leaving a stream", True)
+plain = client.embeddings.create(model=model, input=["one", "two"], encoding_format="float").data
+packed = client.embeddings.create(model=model, input=["one", "two"]).data  # the client asks for base64
+same_numbers = [len(a.embedding) > 0 and len(a.embedding) == len(b.embedding)
+                and max(abs(x - y) for x, y in zip(a.embedding, b.embedding)) < 1e-7 for a, b in zip(plain, packed)]
+check("embeddings", [d.index for d in packed] == [0, 1] and same_numbers == [True, True])
 sys.exit(1 if failures else 0)
