@@ -430,6 +430,112 @@ HEDDLE_API void heddle_cancel(heddle_session *s, int32_t reason);
 /* The same for every session of that id that is not over.  0: there is none. */
 HEDDLE_API int heddle_cancel_id(heddle_engine *e, const char *id, int32_t reason);
 
+/* ---- steering a running session ----
+ * Taken up before its next token; nothing happens once it is over. */
+
+/* It may generate so many tokens in all.  Never lowers; goes as far as the context does. */
+HEDDLE_API void heddle_raise_cap(heddle_session *s, uint32_t max_tokens);
+/* End it as a stop string would, with what is there. */
+HEDDLE_API void heddle_stop(heddle_session *s);
+/* Its next tokens are ids[0..n) instead of sampled ones: the end of a reasoning block, say.  At most 64 wait.  HEDDLE_FULL;
+ * HEDDLE_INVALID: an id outside the vocabulary. */
+HEDDLE_API heddle_status heddle_force(heddle_session *s, const int32_t *ids, size_t n, heddle_error *err);
+/* A waiting one changes its place, a running one gives way sooner or later.  Numbers beyond the last class count as it. */
+HEDDLE_API void heddle_set_priority(heddle_session *s, int32_t priority);
+/* From now on it collects, as with request.collect: nobody needs to read it until later. */
+HEDDLE_API void heddle_detach(heddle_session *s);
+
+/* ---- cancellation sources: one for many requests ---- */
+
+HEDDLE_API heddle_status heddle_cancellation_new(heddle_cancellation **out, heddle_error *err); /* HEDDLE_NO_MEMORY */
+/* End every request opened with it, now and later (those opened later end at once).  1: this call did it; 0: it was
+ * fired before, with another reason.  Not from a callback. */
+HEDDLE_API int heddle_cancellation_fire(heddle_cancellation *c, int32_t reason);
+/* The heddle_cancel_reason it was fired with, or HEDDLE_CANCEL_NONE. */
+HEDDLE_API int32_t heddle_cancellation_reason(const heddle_cancellation *c);
+/* Give it up; requests that have it keep it.  NULL is fine. */
+HEDDLE_API void heddle_cancellation_free(heddle_cancellation *c);
+
+/* ---- exclusive jobs ---- */
+
+/* Run job(ctx) while nothing else runs: no request starts any more, running ones finish or, after drain_us, give their
+ * memory back and go on afterwards with the same output.  Jobs run in the order of the calls, on the engine's thread; then
+ * done(ctx, status), exactly once: HEDDLE_OK after the job ran, HEDDLE_CANCELLED, or HEDDLE_CLOSED.  done may be NULL, and
+ * may be called before this returns.  Neither may close the engine or wait for a session.  cancel ends only its waiting; may be NULL.
+ * HEDDLE_FULL: max_exclusive wait; HEDDLE_CLOSED; HEDDLE_CANCELLED: cancel was fired before; then done is not called. */
+HEDDLE_API heddle_status heddle_exclusive(heddle_engine *e, void (*job)(void *ctx), void (*done)(void *ctx, heddle_status status),
+                                          void *ctx, uint64_t drain_us, heddle_cancellation *cancel, heddle_error *err);
+
+/* ---- methods: algorithms that produce a request's output ----
+ *
+ * A row is a request inside the engine: its tokens (the prompt, then what was published), of which the first so many are
+ * computed.  In every step the engine grants each row some positions; the method's plan may add a draft, tokens that it
+ * guesses to follow.  After the forward pass its consume samples tokens and publishes them.  What a draft got wrong is taken
+ * back by the engine, so a draft changes how fast a row is, and never what it says.  Members left NULL do as
+ * "autoregressive" does: a method may be a plan alone (speculation), a consume alone (another way to choose), or both.
+ *
+ * All calls but check come from the engine's thread, in this order: open; plan and consume in turns; close.  A slow method
+ * is a slow engine.  They may call heddle_row_* on their row, during the call, and no other function of heddle's but
+ * heddle_error_set. */
+
+typedef struct heddle_row heddle_row;
+
+typedef struct heddle_plan {
+    size_t size;          /* set by the library */
+    uint32_t max_draft;   /* how many draft tokens fit into this step: often 0, at most 63 */
+    uint32_t n_draft;     /* the method's: how many there are; more than max_draft are not taken */
+    const int32_t *draft; /* the method's: read when plan returns */
+    int hidden;           /* the method's: hidden states of this segment are wanted */
+} heddle_plan;
+
+typedef struct heddle_method {
+    size_t size;
+    const char *name; /* what heddle_request.method says: 1 to 63 bytes */
+    void *ctx;        /* handed to all of these */
+    /* Can this request be done?  On the thread of heddle_open, which returns what it returns. */
+    heddle_status (*check)(void *ctx, const heddle_request *request, const heddle_model_info *model, heddle_error *err);
+    /* The row starts: *state is the method's own (heddle_row_state).  Otherwise it fails with err. */
+    heddle_status (*open)(void *ctx, heddle_row *row, void **state, heddle_error *err);
+    void (*close)(void *ctx, void *state); /* once for each open that returned HEDDLE_OK */
+    /* How many tokens the next draft would like to have; NULL: 0. */
+    uint32_t (*wants)(void *ctx, const heddle_row *row);
+    void (*plan)(void *ctx, heddle_row *row, heddle_plan *plan);
+    /* All tokens of the row are computed: publish one at least, or end the row, or fail it; otherwise the row fails.  As many
+     * as the draft held and one more may be published.  With plan.hidden it comes after every segment, also of a prompt
+     * that is not read to its end, and then need not do anything.  NULL: sample and publish while there are logits. */
+    void (*consume)(void *ctx, heddle_row *row);
+} heddle_method;
+
+/* Register a method on e, before the first request that names it; *m and its name are copied.  HEDDLE_INVALID: the name is
+ * taken or none; HEDDLE_FULL: 16 are registered; HEDDLE_NO_MEMORY. */
+HEDDLE_API heddle_status heddle_register(heddle_engine *e, const heddle_method *m, heddle_error *err);
+/* Fill err in check and open; returns status.  field may be NULL; longer text is cut. */
+HEDDLE_API heddle_status heddle_error_set(heddle_error *err, heddle_status status, const char *field, const char *message);
+
+HEDDLE_API void *heddle_row_state(const heddle_row *row);
+HEDDLE_API const char *heddle_row_id(const heddle_row *row);
+HEDDLE_API uint64_t heddle_row_arg(const heddle_row *row);       /* request.method_arg */
+HEDDLE_API uint32_t heddle_row_prompt_length(const heddle_row *row);
+HEDDLE_API uint32_t heddle_row_computed(const heddle_row *row);  /* of its tokens */
+HEDDLE_API uint32_t heddle_row_left(const heddle_row *row);      /* tokens it may still publish */
+/* The prompt and what was published: *n of them, borrowed for the call. */
+HEDDLE_API const int32_t *heddle_row_tokens(const heddle_row *row, size_t *n);
+
+/* In consume.  The logits [*n] that the next token is sampled from; what is written there counts.  NULL: there are none (any
+ * more): the draft was wrong here, or ended. */
+HEDDLE_API float *heddle_row_logits(heddle_row *row, size_t *n);
+/* In consume.  Sample the next token as the request says, or take the one that heddle_force gave.  The same until it is
+ * published.  HEDDLE_NOT_FOUND: there are no logits for it; HEDDLE_FAILED: the row has failed (every token was forbidden). */
+HEDDLE_API heddle_status heddle_row_sample(heddle_row *row, int32_t *id);
+/* In consume.  Append id and hand it out, sampled or not.  0: the row is over with it (an end token, a stop string, the cap,
+ * a failure), or was before. */
+HEDDLE_API int heddle_row_publish(heddle_row *row, int32_t id);
+/* In consume, after plan.hidden.  The hidden states [*n][width] of the segment's positions, the first of which is *first. */
+HEDDLE_API const float *heddle_row_hidden(const heddle_row *row, uint32_t *first, size_t *n);
+/* In consume.  The row is over: HEDDLE_FINISH_STOP or HEDDLE_FINISH_LENGTH (others count as the first); or it has failed. */
+HEDDLE_API void heddle_row_end(heddle_row *row, int32_t finish);
+HEDDLE_API void heddle_row_fail(heddle_row *row, const char *message);
+
 #ifdef __cplusplus
 }
 #endif

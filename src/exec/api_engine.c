@@ -87,6 +87,7 @@ heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const hed
         goto fail;
     }
     if ((st = engine_open(&e->e, m->m, &eo, &he))) goto fail;
+    pthread_mutex_init(&e->mu, NULL);
     atomic_fetch_add(&m->refs, 1);
     e->m = m;
     *out = e;
@@ -102,6 +103,8 @@ void heddle_engine_close(heddle_engine *e) {
     engine_close(e->e);
     atomic_flag_clear(&e->m->has_engine);
     api_model_unref(e->m);
+    for (size_t i = 0; i < e->n_methods; i++) hd_free(e->methods[i]);
+    pthread_mutex_destroy(&e->mu);
     hd_free(e);
 }
 
@@ -278,7 +281,8 @@ heddle_status heddle_open(heddle_engine *e, const heddle_request *reqs, size_t n
     for (size_t i = 0; !st && i < n; i++) {
         const heddle_request *theirs = (const heddle_request *)(const void *)((const char *)reqs + i * stride);
         heddle_request r;
-        if ((st = api_take(&r, sizeof r, theirs, "heddle_request", &he)) || (st = check_lists(&r, &he))) break;
+        if ((st = api_take(&r, sizeof r, theirs, "heddle_request", &he)) || (st = check_lists(&r, &he)) || (st = api_method_check(e, &r, &he)))
+            break;
         if (!i) stride = r.size;
         if (r.size != stride) {
             st = hd_fail_field(&he, HD_INVALID, "size", "requests of different sizes in one call");

@@ -2,7 +2,7 @@
  *
  * The public calls are thin: they check what cannot be trusted from outside (sizes, flags, numbers of enumerators),
  * bring structs to the engine's own shape and back, and call it.  Handles are one struct around the engine's own. Read:
- * api_model.c (errors, models, text), api_engine.c, api_session.c, api_method.c. */
+ * api_model.c (errors, models, text), api_engine.c, api_session.c, api_steer.c, api_method.c. */
 #ifndef HD_EXEC_API_INT_H
 #define HD_EXEC_API_INT_H
 
@@ -10,6 +10,7 @@
 #include "exec/engine.h"
 #include "heddle.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 /* Freed with the last reference: its maker's and its engine's. */
@@ -21,10 +22,18 @@ struct heddle_model {
 };
 void api_model_unref(heddle_model *m);
 
+enum { API_MAX_METHODS = 16 };
+typedef struct api_method api_method;
+
 struct heddle_engine {
     engine *e;
     heddle_model *m;
+    pthread_mutex_t mu; /* guards the registered methods */
+    api_method *methods[API_MAX_METHODS];
+    size_t n_methods;
 };
+/* HD_OK unless r names a registered method that refuses it. */
+hd_status api_method_check(heddle_engine *e, const heddle_request *r, hd_err *err);
 
 struct heddle_session {
     session *s;

@@ -48,6 +48,7 @@ size_t heddle_struct_size(const char *name) {
         STRUCT(heddle_engine_options), STRUCT(heddle_counters),      STRUCT(heddle_text),
         STRUCT(heddle_logit_bias),     STRUCT(heddle_request),       STRUCT(heddle_stats),
         STRUCT(heddle_event),          STRUCT(heddle_token_logprob), STRUCT(heddle_result),
+        STRUCT(heddle_plan),       STRUCT(heddle_method),
 #undef STRUCT
     };
     for (size_t i = 0; name && i < sizeof all / sizeof *all; i++)
