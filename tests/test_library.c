@@ -173,6 +173,9 @@ static void installed(void **state) {
     run("cp %s/../examples/three_sessions.c .", TEST_DIR);
     run("cc three_sessions.c -o shared $(%s --cflags --libs heddle)", pc);
     expect_three(run("LD_LIBRARY_PATH=$(dirname $(find $PWD/prefix -name libheddle.so.0)) ./shared script:script.json one two three"));
+    run("cp %s/../examples/method.c . && cc method.c -o method $(%s --cflags --libs heddle)", TEST_DIR, pc);
+    assert_non_null(strstr(run("LD_LIBRARY_PATH=$(dirname $(find $PWD/prefix -name libheddle.so.0)) ./method script:script.json"),
+                           "the answers are equal"));
     run("cc three_sessions.c -o static $(%s --cflags heddle) $(find prefix -name libheddle.a) "
         "$(%s --static --libs heddle | sed 's/-lheddle//')", pc, pc);
     run("! readelf -d static | grep libheddle");

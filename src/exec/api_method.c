@@ -184,7 +184,11 @@ hd_status api_method_check(heddle_engine *e, const heddle_request *r, hd_err *er
     for (size_t i = 0; r->method && i < e->n_methods && !m; i++)
         if (!strcmp(e->methods[i]->name, r->method)) m = e->methods[i];
     pthread_mutex_unlock(&e->mu);
-    if (!m || !m->m.check) return HD_OK;
+    if (!m) return HD_OK;
+    if (r->prompt_logprobs || r->prompt_logits)
+        return hd_fail_field(err, HD_UNSUPPORTED, r->prompt_logprobs ? "prompt_logprobs" : "prompt_logits",
+                             "the method %s does not score its prompt", m->name);
+    if (!m->m.check) return HD_OK;
     HEDDLE_INIT(&in);
     HEDDLE_INIT(&pub);
     heddle_model_look(e->m, &in);
