@@ -408,7 +408,7 @@ static void make_requests(gen_request *r, int32_t (*ids)[MAX_PROMPT]) {
 }
 
 /* Alone with everything in one step; then all together, cut every way, with budgets that make rows give way. */
-static void check_purity(const char *variant, int rounds) {
+static void check_purity(const char *variant, int n_rounds) {
     static int32_t ids[N_REQS][MAX_PROMPT];
     gen_request r[N_REQS];
     run_result alone[N_REQS], mixed[N_REQS];
@@ -426,7 +426,7 @@ static void check_purity(const char *variant, int rounds) {
         assert_true(alone[i].finish == FINISH_STOP || alone[i].finish == FINISH_LENGTH);
     }
     close_rig(&t);
-    for (int round = 0; round < rounds; round++) {
+    for (int round = 0; round < n_rounds; round++) {
         engine_options o = {.kv_type = TENSOR_F16, .ctx = CTX, .default_max_tokens = 4};
         size_t order[N_REQS], page = rng_below(&seed, 3);
         engine_view view = {0};
@@ -453,13 +453,19 @@ static void check_purity(const char *variant, int rounds) {
         }
         close_rig(&t);
     }
-    print_message("%s: %d requests equal in %d interleavings, %u preemptions on the way\n", variant, N_REQS, rounds, preemptions);
+    print_message("%s: %d requests equal in %d interleavings, %u preemptions on the way\n", variant, N_REQS, n_rounds, preemptions);
     for (size_t i = 0; i < N_REQS; i++) run_result_deinit(&alone[i]);
 }
 
-static void alone_and_in_company_f32(void **state) { (void)state, check_purity("llama", 8); }
-static void alone_and_in_company_sliding(void **state) { (void)state, check_purity("gemma3", 8); }
-static void alone_and_in_company_q4_k(void **state) { (void)state, check_purity("q4_k", 8); }
+/* $HEDDLE_TEST_ROUNDS asks for more. */
+static int rounds(void) {
+    const char *want = getenv("HEDDLE_TEST_ROUNDS");
+    return want && atoi(want) > 0 ? atoi(want) : 4;
+}
+
+static void alone_and_in_company_f32(void **state) { (void)state, check_purity("llama", rounds()); }
+static void alone_and_in_company_sliding(void **state) { (void)state, check_purity("gemma3", rounds()); }
+static void alone_and_in_company_q4_k(void **state) { (void)state, check_purity("q4_k", rounds()); }
 
 /* An embedding that gives way starts its sum again.  Two uncapped rows outgrow the budget while the youngest, a long
  * embedding, is still being read. */

@@ -209,6 +209,79 @@ static void beside_a_chat(void **state) {
     assert_true(rig_wait(&R, "rows", 0, 5000));
 }
 
+/* Far more inputs than can wait: in order, while others find room in the queue. */
+static void a_long_list(void **state) {
+    enum { N = 2048 };
+    hd_buf body;
+    client c;
+    rig r;
+    json_t *v;
+    int status;
+    uint64_t end;
+    (void)state;
+    rig_open(&r, script, NULL, &(engine_options){.max_rows = 2, .max_queued = 4});
+    buf_init(&body, 1 << 20);
+    buf_str(&body, "{\"input\":[");
+    for (int i = 0; i < N; i++) buf_fmt(&body, "%s[%d,%d]", i ? "," : "", i % 250, i % 7);
+    buf_str(&body, "]}");
+    assert_true(client_open(&c, r.port));
+    assert_true(client_request(&c, "POST", EMBED, NULL, buf_cstr(&body)));
+    for (int i = 0; i < 5; i++) {
+        v = rig_post(&r, "/v1/completions", "{\"prompt\":\"X\",\"max_tokens\":2}", &status);
+        if (status != 200) fail_msg("%d: %s", status, str_at(v, "error.message"));
+        json_decref(v);
+    }
+    assert_true(client_finish(&c, 30000));
+    v = json_loadb(buf_cstr(&c.body), c.body.len, 0, NULL);
+    assert_int_equal(json_array_size(at(v, "data")), N);
+    usage_is(v, 2 * N);
+    for (int i = 0; i < N; i++) {
+        double want[WIDTH];
+        last_state(i % 7, 2, false, want);
+        assert_vector(v, i, want);
+    }
+    json_decref(v);
+    client_close(&c);
+    body.len -= 2;
+    buf_str(&body, ",[1]]}");
+    v = rig_post(&r, EMBED, buf_cstr(&body), &status);
+    assert_int_equal(status, 400);
+    assert_string_equal(str_at(v, "error.param"), "input");
+    json_decref(v);
+    rig_close(&r);
+    rig_open(&r, slow, NULL, &(engine_options){.max_rows = 2, .max_queued = 4}); /* cancelled or left in the middle */
+    for (int leave = 0; leave < 2; leave++) {
+        char id[80] = "", cancel[120];
+        buf_clear(&body);
+        buf_str(&body, "{\"input\":[[1]");
+        for (int i = 0; i < 1000; i++) buf_str(&body, ",[1,1]");
+        buf_str(&body, "]}");
+        assert_true(client_open(&c, r.port));
+        assert_true(client_request(&c, "POST", EMBED, NULL, buf_cstr(&body)));
+        for (end = now_ms() + 10000; !*id && now_ms() < end;) {
+            v = rig_get(&r, "/v1/heddle/state", NULL);
+            snprintf(id, sizeof id, "%s", str_at(v, "rows.0.id"));
+            json_decref(v);
+        }
+        assert_memory_equal(id, "embd-", 5);
+        if (leave) {
+            client_close(&c);
+        } else {
+            snprintf(cancel, sizeof cancel, "{\"id\":\"%s\"}", id);
+            v = rig_post(&r, "/v1/heddle/cancel", cancel, &status);
+            assert_true(json_is_true(at(v, "cancelled")));
+            json_decref(v);
+            assert_true(client_finish(&c, 10000));
+            assert_int_equal(c.status, 499);
+            client_close(&c);
+        }
+        assert_true(rig_wait(&r, "rows", 0, 5000));
+        assert_int_equal(rig_state(&r, "waiting"), 0);
+    }
+    buf_deinit(&body);
+    rig_close(&r);
+}
+
 /* It is seen in the state under its method, and a peer that leaves ends it. */
 static void leaving(void **state) {
     client c;
@@ -235,7 +308,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inputs_of_every_shape), cmocka_unit_test(pooling_and_length), cmocka_unit_test(base64_is_float32),
         cmocka_unit_test(wrong_requests),        cmocka_unit_test(a_full_context),     cmocka_unit_test(beside_a_chat),
-        cmocka_unit_test(leaving),
+        cmocka_unit_test(a_long_list),           cmocka_unit_test(leaving),
     };
     return cmocka_run_group_tests_name("embeddings over HTTP", tests, open_rig, close_rig);
 }

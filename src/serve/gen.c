@@ -103,7 +103,7 @@ void gen_start(conn *c, const dialect *d) {
     g->created = hd_wall_seconds();
     g->t_start_us = server_now_us();
     g->event_no = 0;
-    g->n_done = 0;
+    g->n_done = g->n_submitted = 0;
     g->collecting = g->held = g->ending = false;
     g->warning[0] = 0;
     g->id[0] = 0;
@@ -153,8 +153,7 @@ static void notify(void *ctx) {
     if (first) server_wake(s);
 }
 
-static void submit_error(gen *g, hd_status st, const hd_err *err) {
-    serve_error *e = &g->error;
+static void submit_error(gen *g, serve_error *e, hd_status st, const hd_err *err) {
     server *s = g->srv;
     engine_view v = {0};
     switch (st) {
@@ -182,93 +181,116 @@ static const char *prompt_field(const gen *g) {
     return g->d == &dialect_embeddings ? "input" : g->d == &dialect_completions ? "prompt" : "messages";
 }
 
-void gen_submit(gen *g) {
-    server *s = g->srv;
+/* What is left of a deadline for a choice that is submitted late. */
+static uint64_t left_us(const gen *g, uint64_t timeout_us) {
+    uint64_t spent = g->n_submitted ? server_now_us() - g->t_start_us : 0;
+    return !timeout_us ? 0 : timeout_us > spent ? timeout_us - spent : 1;
+}
+
+/* One id to the world; the engine's own are told apart by a suffix that state.c cuts off again. */
+static void fill_request(gen *g, uint32_t i, char id[64], gen_request *r) {
     const gen_params *p = &g->plan;
-    uint64_t n = (uint64_t)g->n_prompts * p->n;
-    gen_request *reqs = NULL;
-    session **out = NULL;
-    void **ctx = NULL;
-    char(*ids)[64] = NULL;
-    hd_err err = {0};
-    hd_status st;
-    uint32_t room = s->max_queued + s->max_rows;
-    if (n > GEN_MAX_CHOICES || n > room) {
-        serve_fail(&g->error, 400, "invalid_value", p->n > 1 ? "n" : prompt_field(g),
-                   "%llu choices (prompts x n) are asked for; at most %u can run and wait", (unsigned long long)n,
-                   room < GEN_MAX_CHOICES ? room : GEN_MAX_CHOICES);
-        return;
-    }
-    for (uint32_t i = 0; i < g->n_prompts; i++) {
-        size_t n_ids = g->prompts[i].ids.n;
-        if (!n_ids) {
-            serve_fail(&g->error, 400, "invalid_value", prompt_field(g), "the prompt has no tokens");
-            return;
-        }
-        if (n_ids > s->ctx || (n_ids == s->ctx && p->max_tokens)) {
-            serve_fail(&g->error, 400, "context_length_exceeded", prompt_field(g),
-                       "the prompt has %zu tokens, the context holds %u", n_ids, s->ctx);
-            g->error.n_prompt_tokens = n_ids;
-            g->error.n_ctx = s->ctx;
-            return;
-        }
-    }
-    g->choices = hd_calloc(n, sizeof *g->choices);
-    reqs = hd_calloc(n, sizeof *reqs);
-    out = hd_calloc(n, sizeof *out);
-    ctx = hd_calloc(n, sizeof *ctx);
-    ids = hd_calloc(n, sizeof *ids);
-    if (!g->choices || !reqs || !out || !ctx || !ids) {
-        serve_fail(&g->error, 503, "out_of_memory", NULL, "no memory for the request");
-        goto done;
-    }
+    const gen_prompt *prompt = &g->prompts[g->choices[i].prompt];
+    if (g->n_choices == 1) snprintf(id, 64, "%s", g->id);
+    else snprintf(id, 64, "%.50s#%u", g->id, i);
+    *r = (gen_request){.id = id,
+                       .method = p->method,
+                       .method_arg = p->method_arg,
+                       .prompt = prompt->ids.ids,
+                       .n_prompt = prompt->ids.n,
+                       .max_tokens = p->max_tokens,
+                       .sampling = p->sampling,
+                       .stops = p->stops,
+                       .n_stops = p->n_stops,
+                       .stop_ids = p->stop_ids,
+                       .n_stop_ids = p->n_stop_ids,
+                       .ignore_eos = p->ignore_eos,
+                       .min_tokens = p->min_tokens,
+                       .special = p->special,
+                       .prompt_logprobs = p->score_prompt,
+                       .queue_timeout_us = left_us(g, p->queue_timeout_us),
+                       .first_token_timeout_us = left_us(g, p->first_token_timeout_us),
+                       .total_timeout_us = left_us(g, p->total_timeout_us)};
+    r->sampling.sample_index = i % p->n;
+    r->sampling.logprobs = p->logprobs;
+}
+
+/* Submit the next n choices together, or none of them. */
+static hd_status submit_next(gen *g, uint32_t n, hd_err *err) {
+    gen_request *reqs = hd_calloc(n, sizeof *reqs);
+    session **out = hd_calloc(n, sizeof *out);
+    void **ctx = hd_calloc(n, sizeof *ctx);
+    char(*ids)[64] = hd_calloc(n, sizeof *ids);
+    hd_status st = HD_NOMEM;
+    if (!reqs || !out || !ctx || !ids) goto done;
     for (uint32_t i = 0; i < n; i++) {
-        choice *ch = &g->choices[i];
-        gen_request *r = &reqs[i];
-        ch->index = i;
-        ch->prompt = i / p->n;
-        ch->stop_index = -1;
-        buf_init(&ch->text, TEXT_MAX);
-        for (int k = 0; k < N_PIECES; k++) buf_init(&ch->pieces[k], PIECE_MAX);
-        detok_init(&ch->dt, s->info->tok, p->score_prompt);
-        /* One id to the world; the engine's own are told apart by a suffix that state.c cuts off again. */
-        if (n == 1) snprintf(ids[i], sizeof *ids, "%s", g->id);
-        else snprintf(ids[i], sizeof *ids, "%.50s#%u", g->id, i);
-        r->id = ids[i];
-        r->method = p->method;
-        r->method_arg = p->method_arg;
-        r->prompt = g->prompts[ch->prompt].ids.ids;
-        r->n_prompt = g->prompts[ch->prompt].ids.n;
-        r->max_tokens = p->max_tokens;
-        r->sampling = p->sampling;
-        r->sampling.sample_index = i % p->n;
-        r->sampling.logprobs = p->logprobs;
-        r->stops = p->stops;
-        r->n_stops = p->n_stops;
-        r->stop_ids = p->stop_ids;
-        r->n_stop_ids = p->n_stop_ids;
-        r->ignore_eos = p->ignore_eos;
-        r->min_tokens = p->min_tokens;
-        r->special = p->special;
-        r->prompt_logprobs = p->score_prompt;
-        r->queue_timeout_us = p->queue_timeout_us;
-        r->first_token_timeout_us = p->first_token_timeout_us;
-        r->total_timeout_us = p->total_timeout_us;
+        fill_request(g, g->n_submitted + i, ids[i], &reqs[i]);
         ctx[i] = g;
     }
-    st = engine_submit(s->eng, reqs, (size_t)n, notify, ctx, out, &err);
-    if (st != HD_OK) {
-        submit_error(g, st, &err);
-        goto done;
-    }
-    g->n_choices = (uint32_t)n;
-    for (uint32_t i = 0; i < n; i++) g->choices[i].s = out[i];
+    if ((st = engine_submit(g->srv->eng, reqs, n, notify, ctx, out, err))) goto done;
+    for (uint32_t i = 0; i < n; i++) g->choices[g->n_submitted++].s = out[i];
 done:
-    if (g->error.status) hd_free(g->choices), g->choices = NULL;
     hd_free(reqs);
     hd_free(out);
     hd_free(ctx);
     hd_free(ids);
+    return st;
+}
+
+static bool prompts_fit(gen *g) {
+    const server *s = g->srv;
+    for (uint32_t i = 0; i < g->n_prompts; i++) {
+        size_t n_ids = g->prompts[i].ids.n;
+        if (!n_ids) return serve_fail(&g->error, 400, "invalid_value", prompt_field(g), "the prompt has no tokens");
+        if (n_ids > s->ctx || (n_ids == s->ctx && g->plan.max_tokens)) {
+            serve_fail(&g->error, 400, "context_length_exceeded", prompt_field(g),
+                       "the prompt has %zu tokens, the context holds %u", n_ids, s->ctx);
+            g->error.n_prompt_tokens = n_ids;
+            g->error.n_ctx = s->ctx;
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Choices of an embedding request that are the engine's at one time: enough to fill its steps and to follow at once, and
+ * most of the queue stays free for others. */
+static uint32_t window(const gen *g) {
+    uint32_t rows = g->srv->max_rows, more = g->srv->max_queued / 4;
+    return rows + (rows < more ? rows : more);
+}
+
+void gen_submit(gen *g) {
+    server *s = g->srv;
+    const gen_params *p = &g->plan;
+    uint64_t n = (uint64_t)g->n_prompts * p->n;
+    hd_err err = {0};
+    hd_status st;
+    uint32_t k, room = s->max_queued + s->max_rows, limit = room < GEN_MAX_CHOICES ? room : GEN_MAX_CHOICES;
+    if (p->method) limit = GEN_MAX_INPUTS;
+    if (n > limit) {
+        serve_fail(&g->error, 400, "invalid_value", p->n > 1 ? "n" : prompt_field(g),
+                   "%llu choices (prompts x n) are asked for; at most %u can run and wait", (unsigned long long)n, limit);
+        return;
+    }
+    if (!prompts_fit(g)) return;
+    if (!(g->choices = hd_calloc(n, sizeof *g->choices))) {
+        serve_fail(&g->error, 503, "out_of_memory", NULL, "no memory for the request");
+        return;
+    }
+    g->n_choices = (uint32_t)n;
+    for (uint32_t i = 0; i < n; i++) {
+        choice *ch = &g->choices[i];
+        ch->index = i;
+        ch->prompt = i / p->n;
+        ch->stop_index = -1;
+        buf_init(&ch->text, TEXT_MAX);
+        for (int j = 0; j < N_PIECES; j++) buf_init(&ch->pieces[j], PIECE_MAX);
+        detok_init(&ch->dt, s->info->tok, p->score_prompt);
+    }
+    k = p->method && n > window(g) ? window(g) : (uint32_t)n;
+    while ((st = submit_next(g, k, &err)) == HD_FULL && p->method && k > 1) k /= 2; /* the others follow */
+    if (st) submit_error(g, &g->error, st, &err);
 }
 
 /* ---- loop thread ---- */
@@ -276,8 +298,9 @@ done:
 static bool streams(const gen *g) { return g->plan.stream; }
 
 static void cancel_sessions(gen *g, cancel_reason why) {
+    if (!g->ending) g->ending_why = why;
     g->ending = true; /* no longer held back: the end is read at once */
-    for (uint32_t i = 0; i < g->n_choices; i++)
+    for (uint32_t i = 0; i < g->n_submitted; i++)
         if (!g->choices[i].done) session_cancel(g->choices[i].s, why);
 }
 
@@ -425,6 +448,24 @@ static void take_token(gen *g, choice *ch, const gen_event *ev, hd_buf *out) {
     if (ev->n_text) emit_text(g, ch, ev->text, ev->n_text, out);
 }
 
+/* One choice has ended: others may still wait to be the engine's.  A full queue is no error while some of them are. */
+static void submit_more(gen *g, serve_error *e) {
+    while (g->n_submitted < g->n_choices && g->n_submitted - g->n_done < window(g)) {
+        hd_err err = {0};
+        hd_status st;
+        if (g->ending) {
+            cancel_error(e, g->ending_why);
+            return;
+        }
+        st = submit_next(g, 1, &err);
+        if (st == HD_FULL && g->n_submitted > g->n_done) return;
+        if (st) {
+            submit_error(g, e, st, &err);
+            return;
+        }
+    }
+}
+
 /* False: the whole request failed (e is filled). */
 static bool take_event(gen *g, choice *ch, const gen_event *ev, hd_buf *out, serve_error *e) {
     switch (ev->kind) {
@@ -455,6 +496,7 @@ static bool take_event(gen *g, choice *ch, const gen_event *ev, hd_buf *out, ser
             if (ev->stop_index < 0) flush_entries(g, ch, true);
             else flush_entries(g, ch, false), ch->n_pending = 0;
             if (streams(g)) g->d->finish(g, ch, out);
+            submit_more(g, e);
         }
         break;
     case EV_VECTOR: buf_add(&ch->text, (const char *)ev->vector, ev->n_vector * sizeof *ev->vector); break;
@@ -523,7 +565,7 @@ static void drain(gen *g, unsigned budget) {
     buf_clear(out);
     while (progress && budget && !e.status) {
         progress = false;
-        for (uint32_t i = 0; i < g->n_choices && budget && !e.status; i++) {
+        for (uint32_t i = 0; i < g->n_submitted && budget && !e.status; i++) {
             choice *ch = &g->choices[i];
             gen_event ev;
             if (ch->done) continue;

@@ -17,6 +17,7 @@
 
 enum {
     GEN_MAX_CHOICES = 1024,          /* n x prompts */
+    GEN_MAX_INPUTS = 2048,           /* of an embedding request: they do not all wait in the queue at once */
     GEN_MAX_PENDING = 4200,          /* tokens held without text: a stop string of 4096 one-byte tokens and some */
     GEN_MAX_REPLY_BYTES = 256 << 20, /* one collected reply */
 };
@@ -87,7 +88,8 @@ struct gen {
     uint64_t event_no;
     uint32_t n_done;
     bool collecting, held; /* held: the bound on collected tokens stopped it */
-    bool ending;           /* its sessions were cancelled */
+    bool ending;           /* its sessions were cancelled, for ending_why */
+    cancel_reason ending_why;
     /* srv->mu */
     gen *ready_next, *planned_next;
     bool ready;
@@ -110,6 +112,7 @@ struct gen {
     uint32_t n_prompts;
     choice *choices;
     uint32_t n_choices;
+    uint32_t n_submitted; /* choices from here on have no session yet (planner, then loop) */
     bool has_big_seed;
     uint64_t big_seed;
     hd_buf frame_head, frame_tail; /* constant parts of a stream's frames */

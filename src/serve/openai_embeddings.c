@@ -1,7 +1,7 @@
 /* openai_embeddings.c - POST /v1/embeddings: inputs of four shapes, vectors as numbers or base64.
  *
- * Each input is one choice of a generation that generates nothing; all go through the executor together and answer in
- * their order.  Beyond OpenAI's fields: pooling ("last", "mean", "cls"), normalize, add_special_tokens, and the deadlines
+ * Each input is one choice of a generation that generates nothing; they go through the executor together, as many at a
+ * time as it has rows, and answer in their order.  Beyond OpenAI's fields: pooling ("last", "mean", "cls"), normalize, add_special_tokens, and the deadlines
  * of other generations.  A choice's text holds its vector, float32 as the machine writes it. */
 #include "exec/methods/embedding.h"
 #include "serve/openai.h"
@@ -45,7 +45,7 @@ static bool inputs(gen *g, const json_t *body, serve_error *e) {
     if (!req_bool(body, "add_special_tokens", &special, e)) return false;
     many = json_is_array(in) && !json_is_number(json_array_get(in, 0));
     if (!(n = many ? json_array_size(in) : 1)) return bad_field(e, "input", "input is empty");
-    if (n > GEN_MAX_CHOICES) return bad_field(e, "input", "input may hold at most %d inputs", GEN_MAX_CHOICES);
+    if (n > GEN_MAX_INPUTS) return bad_field(e, "input", "input may hold at most %d inputs", GEN_MAX_INPUTS);
     if (!(g->prompts = hd_calloc(n, sizeof *g->prompts))) return oom(e);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = many ? json_array_get(in, i) : in;
