@@ -1,8 +1,9 @@
 /* test_purity.c (slow-test) - law 1: a request answers the same, bit for bit, alone and in any company.
  *
  * 24 requests of mixed kinds run one by one, then all together in 20 random interleavings: order of arrival, step budget,
- * threads, rows, page size, KV budget (small ones preempt), neighbours that are cancelled half-way.  Ids, logprobs, text
- * and ends must be equal.  Models: small random ones in the formats of real files, and the demo model where
+ * threads, rows, page size, KV budget (small ones preempt), priorities, shares, and a thread that makes trouble meanwhile:
+ * exclusive jobs that preempt every row at random points, neighbours that come, stall, are cancelled and go.  Ids,
+ * logprobs, text and ends must be equal.  Models: small random ones in the formats of real files, and the demo model where
  * $HEDDLE_TEST_MODEL names it. */
 #include "base/mem.h"
 #include "tiny/tiny_model.h"
@@ -13,9 +14,12 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { N_REQS = 24, ROUNDS = 20, MAX_PROMPT = 200 };
@@ -61,53 +65,112 @@ static void make_workload(workload *w, uint32_t n_vocab) {
     }
 }
 
+enum { CTX = 512 };
 typedef struct {
     unsigned threads;
+    uint32_t budget_rows; /* the budget holds so many rows of the whole context */
     engine_options opt;
 } setting;
 
-static setting random_setting(uint64_t *seed, uint64_t one_row_bytes) {
+static setting random_setting(uint64_t *seed) {
     static const uint32_t steps[] = {1, 3, 16, 64, 256}, rows[] = {1, 2, 5, 16, 24}, pages[] = {2, 16, 32, 64};
-    setting s = {1 + rng_below(seed, 2), {.kv_type = TENSOR_F16}};
+    setting s = {1 + rng_below(seed, 2), 0, {.kv_type = TENSOR_F16}};
     s.opt.step_tokens = steps[rng_below(seed, 5)];
     s.opt.max_rows = rows[rng_below(seed, 5)];
     s.opt.page_tokens = pages[rng_below(seed, 4)];
     /* From two rows' worth (waiting and preemption) to plenty. */
-    s.opt.kv_budget_bytes = one_row_bytes * (2 + rng_below(seed, 12));
+    s.budget_rows = 2 + rng_below(seed, 12);
     s.opt.default_max_tokens = 4;
-    s.opt.ctx = 512;
+    s.opt.ctx = CTX;
     return s;
 }
 
-static engine *open_with(const char *path, const setting *s, model **m) {
+/* Pages are counted in whole pages of the system. */
+static uint64_t row_bytes(const model *m, uint32_t page_tokens) {
+    uint64_t n = 0;
+    for (uint32_t g = 0; g < model_get(m)->n_groups; g++)
+        n += (model_page_bytes(m, g, page_tokens, TENSOR_F16) + 4095) / 4096 * 4096 * (CTX / page_tokens);
+    return n;
+}
+
+static engine *open_with(const char *path, setting *s, model **m) {
     model_options mo = {.n_threads = s->threads};
     engine *e;
     hd_err err;
     if (model_open(m, path, &mo, &err)) fail_msg("%s", err.msg);
+    if (!s->opt.kv_budget_bytes) s->opt.kv_budget_bytes = row_bytes(*m, s->opt.page_tokens) * s->budget_rows;
     if (engine_open(&e, *m, &s->opt, &err)) fail_msg("%s", err.msg);
     return e;
 }
 
-/* Neighbours that come and go: their fate must not matter. */
-static void disturb(engine *e, const workload *w, uint64_t *seed, session **s, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        gen_request r = w->reqs[rng_below(seed, N_REQS)];
-        hd_err err;
-        r.total_timeout_us = 200000; /* nobody reads them: they would hold a row until their idle deadline */
-        if (engine_submit(e, &r, 1, NULL, NULL, &s[i], &err)) s[i] = NULL;
+/* ---- trouble ---- */
+
+enum { N_OTHERS = 4, MAX_JOBS = 6 };
+typedef struct {
+    engine *e;
+    const workload *w;
+    uint64_t seed;
+    atomic_bool stop;
+    atomic_int jobs_told;
+    uint32_t jobs, stalled, cancelled;
+} trouble;
+
+static void job_runs(void *ctx) { (void)ctx; }
+static void job_told(void *ctx, hd_status st) {
+    trouble *t = ctx;
+    assert_int_equal(st, HD_OK);
+    atomic_fetch_add(&t->jobs_told, 1);
+}
+
+static void trouble_once(trouble *t, session **other) {
+    session **s = &other[rng_below(&t->seed, N_OTHERS)];
+    hd_err err;
+    switch (rng_below(&t->seed, 4)) {
+    case 0:
+        if (t->jobs == MAX_JOBS) break; /* each costs every row its work so far */
+        if (!engine_exclusive(t->e, job_runs, job_told, t, rng_below(&t->seed, 2) ? 0 : 3000, NULL, &err)) t->jobs++;
+        break;
+    case 1:
+        if (*s) {
+            session_cancel(*s, CANCEL_BY_REQUEST);
+            t->cancelled++;
+            break;
+        }
+        /* fall through */
+    case 2: {
+        gen_request r = t->w->reqs[rng_below(&t->seed, N_REQS)];
+        r.priority = (gen_priority)((int)rng_below(&t->seed, 3) - 1);
+        r.total_timeout_us = 200000; /* nobody reads it: it would hold a row until its idle deadline */
+        session_free(*s);
+        if (engine_submit(t->e, &r, 1, NULL, NULL, s, &err)) *s = NULL;
+        t->stalled++;
+        break;
     }
+    default:
+        if (*s) session_set_priority(*s, (gen_priority)((int)rng_below(&t->seed, 3) - 1));
+    }
+}
+
+static void *make_trouble(void *ctx) {
+    trouble *t = ctx;
+    session *other[N_OTHERS] = {NULL};
+    while (!atomic_load(&t->stop)) {
+        trouble_once(t, other);
+        nanosleep(&(struct timespec){0, 200000 + rng_below(&t->seed, 8) * 500000}, NULL);
+    }
+    for (int i = 0; i < N_OTHERS; i++) session_free(other[i]);
+    while (atomic_load(&t->jobs_told) < (int)t->jobs) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    return NULL;
 }
 
 static void check_model(const char *name, const char *path, int rounds) {
     workload *w = hd_calloc(1, sizeof *w);
     run_result alone[N_REQS], mixed[N_REQS];
-    setting base = {1, {.kv_type = TENSOR_F16, .max_rows = 1, .ctx = 512, .kv_budget_bytes = 256u << 20}};
-    uint64_t seed = 99, one_row;
-    uint32_t preemptions = 0;
+    setting base = {1, 0, {.kv_type = TENSOR_F16, .max_rows = 1, .ctx = CTX, .kv_budget_bytes = 256u << 20}};
+    uint64_t seed = 99;
+    uint32_t preemptions = 0, jobs = 0;
     model *m;
     engine *e = open_with(path, &base, &m);
-    one_row = model_page_bytes(m, 0, 64, TENSOR_F16) * 8;
-    for (uint32_t g = 1; g < model_get(m)->n_groups; g++) one_row += model_page_bytes(m, g, 64, TENSOR_F16) * 8;
     make_workload(w, model_get(m)->n_vocab);
     for (size_t i = 0; i < N_REQS; i++) {
         run_all(e, &w->reqs[i], 1, NULL, &alone[i]);
@@ -116,9 +179,12 @@ static void check_model(const char *name, const char *path, int rounds) {
     engine_close(e);
     model_close(m);
     for (int round = 0; round < rounds; round++) {
-        setting s = random_setting(&seed, one_row);
+        setting s = random_setting(&seed);
         size_t order[N_REQS];
-        session *others[4];
+        gen_request reqs[N_REQS];
+        static const char *const keys[] = {"", "a", "b"};
+        trouble tr = {.w = w, .seed = seed + (uint64_t)round};
+        pthread_t troubler;
         engine_view view = {0};
         for (size_t i = 0; i < N_REQS; i++) order[i] = i;
         for (size_t i = N_REQS - 1; i > 0; i--) {
@@ -127,25 +193,35 @@ static void check_model(const char *name, const char *path, int rounds) {
             order[j] = t;
         }
         e = open_with(path, &s, &m);
-        disturb(e, w, &seed, others, 4);
-        for (size_t i = 0; i < 2; i++)
-            if (others[i]) session_cancel(others[i], CANCEL_BY_REQUEST);
-        run_all(e, w->reqs, N_REQS, order, mixed);
-        for (size_t i = 0; i < 4; i++) session_free(others[i]);
+        for (size_t i = 0; i < N_REQS; i++) {
+            reqs[i] = w->reqs[i];
+            reqs[i].priority = (gen_priority)((int)rng_below(&seed, 3) - 1);
+            reqs[i].share = keys[rng_below(&seed, 3)];
+        }
+        tr.e = e;
+        assert_int_equal(pthread_create(&troubler, NULL, make_trouble, &tr), 0);
+        run_all(e, reqs, N_REQS, order, mixed);
+        atomic_store(&tr.stop, true);
+        pthread_join(troubler, NULL);
+        jobs += tr.jobs;
         engine_look(e, &view);
         preemptions += (uint32_t)view.preemptions_total;
         for (size_t i = 0; i < N_REQS; i++) {
             const char *what = run_result_differs(&alone[i], &mixed[i]);
             if (what)
-                fail_msg("%s round %d request %zu: %s differ (threads %u, step %u, rows %u, page %u, budget %llu)", name, round,
-                         i, what, s.threads, s.opt.step_tokens, s.opt.max_rows, s.opt.page_tokens,
-                         (unsigned long long)s.opt.kv_budget_bytes);
+                fail_msg("%s round %d request %zu: %s differ (threads %u, step %u, rows %u, page %u, budget %llu): alone %zu ids, "
+                         "%s; now %zu ids, %s %s %s", name, round, i, what, s.threads, s.opt.step_tokens, s.opt.max_rows,
+                         s.opt.page_tokens, (unsigned long long)s.opt.kv_budget_bytes, alone[i].n_ids,
+                         finish_reason_name(alone[i].finish), mixed[i].n_ids, finish_reason_name(mixed[i].finish),
+                         cancel_reason_name(mixed[i].reason), mixed[i].finish == FINISH_FAILED ? mixed[i].err.msg : "");
             run_result_deinit(&mixed[i]);
         }
         engine_close(e);
         model_close(m);
     }
-    print_message("%s: %d requests equal in %d interleavings, %u preemptions on the way\n", name, N_REQS, rounds, preemptions);
+    print_message("%s: %d requests equal in %d interleavings, %u preemptions and %u exclusive jobs on the way\n", name, N_REQS,
+                  rounds, preemptions, jobs);
+    assert_true(preemptions > 0 && jobs > 0);
     for (size_t i = 0; i < N_REQS; i++) run_result_deinit(&alone[i]);
     hd_free(w);
 }
