@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
                              &err),
              "prompt");
         requests[i].prompt = ids[i];
-        requests[i].max_tokens = 48;
+        requests[i].max_tokens = 24;
         requests[i].temperature = 0;
         requests[i].notify = wake;
         requests[i].notify_ctx = &ready;
@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
             HEDDLE_INIT(&ev);
             while (sessions[i] && heddle_next(sessions[i], &ev, 0) == HEDDLE_OK) {
                 if (ev.n_text) {
-                    if (last != i) printf("%s[%d] ", last < 0 ? "" : "\n", i);
+                    if (last != i) printf("%s[%d]", last == N ? "\n" : last < 0 ? "" : " ", i);
                     fwrite(ev.text, 1, ev.n_text, stdout);
                     fflush(stdout);
                     last = i;

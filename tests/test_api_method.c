@@ -4,6 +4,7 @@
  * own method, which knows no drafts.  Where something must happen while a request runs, an exclusive job holds the engine. */
 #include <heddle.h>
 
+#include "base/mem.h"
 #include "tiny/tiny_model.h"
 
 #include <stdarg.h>
@@ -524,7 +525,9 @@ static void drafts_change_nothing(void **state) {
             heddle_result_free(out);
             heddle_result_free(plain);
         }
+#ifndef HD_HOSTILE /* a queue of one leaves no room for drafts */
         assert_true(drafted > 100 && d.most > 3);
+#endif
         close_rig(&r);
     }
 }
@@ -552,7 +555,9 @@ static void drafts_save_steps(void **state) {
     out = answer(&r, &q);
     heddle_engine_look(r.e, &c1);
     same_result(plain, out);
+#ifndef HD_HOSTILE
     assert_true(c1.steps - c0.steps < 60);
+#endif
     heddle_result_free(plain);
     heddle_result_free(out);
     close_rig(&r);
@@ -768,6 +773,65 @@ static void jobs(void **state) {
     close_rig(&r);
 }
 
+/* The n-th allocation of this thread is refused, for every n: no memory is said, nothing is handed out, nothing leaks (the
+ * sanitizers look), and the next try goes. */
+#define REFUSE(out, call)                                                                                              \
+    do {                                                                                                               \
+        heddle_status st_ = HEDDLE_NO_MEMORY;                                                                          \
+        int tries_ = 0;                                                                                                \
+        for (long n_ = 0; st_ != HEDDLE_OK; n_++) {                                                                    \
+            hd_mem_fail_after(n_);                                                                                     \
+            st_ = (call);                                                                                              \
+            hd_mem_fail_after(-1);                                                                                     \
+            if (st_ == HEDDLE_OK) break;                                                                               \
+            assert_int_equal(st_, HEDDLE_NO_MEMORY);                                                                   \
+            assert_null(out);                                                                                          \
+            assert_true(++tries_ < 10000);                                                                             \
+        }                                                                                                              \
+        assert_true(tries_ > 0);                                                                                       \
+    } while (0)
+
+static void refused_memory(void **state) {
+    static const char chat[] = "[{\"role\":\"user\",\"content\":\"Hello <s>\"}]";
+    rig r = open_rig(0, 4), own = open_rig(0, 4);
+    heddle_request q[2] = {request(NULL, 3), request(NULL, 3)};
+    heddle_session *s[2] = {NULL, NULL};
+    heddle_cancellation *c;
+    heddle_result *out;
+    heddle_method m;
+    char *text;
+    int32_t *ids;
+    size_t n;
+    (void)state;
+    q[0].stops = &(const heddle_text){"xyz", 3};
+    q[0].n_stops = 1;
+    REFUSE(ids, heddle_tokenize(r.m, "Hello", 5, 0, &ids, &n, NULL));
+    REFUSE(text, heddle_detokenize(r.m, ids, n, 0, &text, &n, NULL));
+    heddle_free(ids);
+    heddle_free(text);
+    REFUSE(text, heddle_render(r.m, chat, strlen(chat), &text, &n, NULL));
+    heddle_free(text);
+    REFUSE(ids, heddle_render_ids(r.m, chat, strlen(chat), &ids, &n, NULL));
+    heddle_free(ids);
+    REFUSE(c, heddle_cancellation_new(&c, NULL));
+    q[1].cancel = c;
+    REFUSE(s[0] ? s[0] : s[1], heddle_open(r.e, q, 2, s, NULL));
+    for (int i = 0; i < 2; i++) {
+        out = end(s[i]);
+        assert_string_equal(out->text, "Hello world!");
+        heddle_result_free(out);
+    }
+    heddle_cancellation_free(c);
+    heddle_engine_close(own.e);
+    own.e = NULL;
+    REFUSE(own.e, heddle_engine_open(&own.e, own.m, NULL, NULL));
+    HEDDLE_INIT(&m);
+    m.name = "late";
+    REFUSE(NULL, heddle_register(own.e, &m, NULL));
+    close_rig(&own);
+    close_rig(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(emits_what_it_likes, clean, all_expected),
@@ -781,6 +845,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(detaching, clean, all_expected),
         cmocka_unit_test_setup_teardown(one_source_for_many, clean, all_expected),
         cmocka_unit_test_setup_teardown(jobs, clean, all_expected),
+        cmocka_unit_test_setup_teardown(refused_memory, clean, all_expected),
     };
     return cmocka_run_group_tests_name("api methods", tests, NULL, NULL);
 }

@@ -19,6 +19,7 @@
 static char dir[] = "/tmp/heddle-library-XXXXXX";
 
 /* Run a shell command in `dir` and return what it prints (static, at most 64 KiB); a status other than 0 fails the test. */
+static const char *run(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static const char *run(const char *fmt, ...) {
     static char out[64 << 10], cmd[4096];
     size_t n;
