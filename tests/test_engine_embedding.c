@@ -504,6 +504,41 @@ static void a_mean_survives_preemption(void **state) {
     close_rig(&t);
 }
 
+/* A broken file: its states are not numbers, and JSON has no word for them. */
+static void states_that_are_not_numbers_fail(void **state) {
+    engine_options eo = {.kv_type = TENSOR_F16, .kv_budget_bytes = 64 << 20};
+    const tiny_variant *v = tiny_variant_find("llama");
+    rig t = open_tiny("llama", NULL, 1, NULL);
+    float norm[64], nan = __builtin_nanf("");
+    int32_t ids[] = {5, 6, 7};
+    static char file[1 << 20];
+    gen_request r = embedding_request(ids, 3, EMBEDDING_MEAN);
+    model_options mo = {.n_threads = 1};
+    run_result got;
+    size_t n;
+    char *at;
+    hd_err err;
+    FILE *f;
+    (void)state;
+    close_rig(&t);
+    assert_int_equal(tiny_model_write(v, NULL, t.path), 0);
+    tiny_values("output_norm.weight", v->seed, 0, norm, 64);
+    assert_non_null(f = fopen(t.path, "r+b"));
+    n = fread(file, 1, sizeof file, f);
+    assert_true(n < sizeof file);
+    assert_non_null(at = memmem(file, n, norm, sizeof norm));
+    assert_int_equal(fseek(f, at - file + 8, SEEK_SET), 0);
+    assert_int_equal(fwrite(&nan, sizeof nan, 1, f), 1);
+    fclose(f);
+    if (model_open(&t.m, t.path, &mo, &err) || engine_open(&t.e, t.m, &eo, &err)) fail_msg("%s", err.msg);
+    run_all(t.e, &r, 1, NULL, &got);
+    assert_int_equal(got.finish, FINISH_FAILED);
+    assert_int_equal(got.n_logprobs, 0);
+    assert_non_null(strstr(got.err.msg, "not numbers"));
+    run_result_deinit(&got);
+    close_rig(&t);
+}
+
 /* ---- the program ---- */
 
 static void program(const char *options, const char *want, int want_status) {
@@ -546,7 +581,8 @@ int main(void) {
         cmocka_unit_test(refusals_name_the_field), cmocka_unit_test(cancelled_in_the_middle),
         cmocka_unit_test(many_are_kept_until_they_are_read), cmocka_unit_test(alone_and_in_company_f32),
         cmocka_unit_test(alone_and_in_company_sliding), cmocka_unit_test(alone_and_in_company_q4_k),
-        cmocka_unit_test(a_mean_survives_preemption), cmocka_unit_test(embed_prints_numbers),
+        cmocka_unit_test(a_mean_survives_preemption), cmocka_unit_test(states_that_are_not_numbers_fail),
+        cmocka_unit_test(embed_prints_numbers),
     };
     return cmocka_run_group_tests_name("embedding", tests, NULL, NULL);
 }
