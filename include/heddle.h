@@ -306,10 +306,10 @@ typedef struct heddle_request {
     uint64_t queue_timeout_us, first_token_timeout_us, total_timeout_us; /* from heddle_open on; 0: none */
 
     /* How it is run. */
-    const char *method;                        /* NULL: "autoregressive"; "embedding" */
+    const char *method;                        /* NULL: "autoregressive"; "embedding"; a registered one */
     uint64_t method_arg;                       /* the method's own */
     int32_t priority;                          /* HEDDLE_PRIORITY_NORMAL */
-    int collect;                               /* its unread output is bounded by engine_options.collect_tokens and by no queue of its own */
+    int collect;                               /* its unread output is bounded by engine_options.collect_tokens, not by a queue */
     const char *share;                         /* requests of one key (a user) get one fair share; NULL: ""; at most 63 bytes */
     heddle_cancellation *cancel;               /* ends this request too; NULL: none; kept while it runs */
     /* Called on the engine's thread when there is something new to read: set a flag, wake a loop.  May be NULL.  Must not
@@ -461,7 +461,8 @@ HEDDLE_API void heddle_cancellation_free(heddle_cancellation *c);
 /* Run job(ctx) while nothing else runs: no request starts any more, running ones finish or, after drain_us, give their
  * memory back and go on afterwards with the same output.  Jobs run in the order of the calls, on the engine's thread; then
  * done(ctx, status), exactly once: HEDDLE_OK after the job ran, HEDDLE_CANCELLED, or HEDDLE_CLOSED.  done may be NULL, and
- * may be called before this returns.  Neither may close the engine or wait for a session.  cancel ends only its waiting; may be NULL.
+ * may be called before this returns.  Neither may close the engine or wait for a session.  cancel ends only its waiting;
+ * may be NULL.
  * HEDDLE_FULL: max_exclusive wait; HEDDLE_CLOSED; HEDDLE_CANCELLED: cancel was fired before; then done is not called. */
 HEDDLE_API heddle_status heddle_exclusive(heddle_engine *e, void (*job)(void *ctx), void (*done)(void *ctx, heddle_status status),
                                           void *ctx, uint64_t drain_us, heddle_cancellation *cancel, heddle_error *err);

@@ -281,7 +281,8 @@ heddle_status heddle_open(heddle_engine *e, const heddle_request *reqs, size_t n
     for (size_t i = 0; !st && i < n; i++) {
         const heddle_request *theirs = (const heddle_request *)(const void *)((const char *)reqs + i * stride);
         heddle_request r;
-        if ((st = api_take(&r, sizeof r, theirs, "heddle_request", &he)) || (st = check_lists(&r, &he)) || (st = api_method_check(e, &r, &he)))
+        if ((st = api_take(&r, sizeof r, theirs, "heddle_request", &he)) || (st = check_lists(&r, &he)) ||
+            (st = api_method_check(e, &r, &he)))
             break;
         if (!i) stride = r.size;
         if (r.size != stride) {
