@@ -377,6 +377,41 @@ static void quiesce_waits_for_the_last_lease(void **state) {
     end(c);
 }
 
+/* A callback that is still at work in another thread, though its lease is gone. */
+typedef struct {
+    coordinator *c;
+    atomic_bool inside, returning;
+} lingering;
+
+static void lingers(void *ctx, lease *l, hd_status st) {
+    lingering *g = ctx;
+    assert_int_equal(st, HD_OK);
+    lease_release(l);
+    atomic_store(&g->inside, true);
+    usleep(20000);
+    atomic_store(&g->returning, true);
+}
+
+static void *ask_lingering(void *ctx) {
+    lingering *g = ctx;
+    lease *l;
+    if (coordinator_acquire(g->c, LEASE_SHARED, NULL, NULL, lingers, g, &l, NULL) != HD_OK) abort();
+    return NULL;
+}
+
+static void quiesce_waits_for_callbacks(void **state) {
+    lingering g = {.c = fresh(1)};
+    pthread_t t;
+    (void)state;
+    assert_int_equal(pthread_create(&t, NULL, ask_lingering, &g), 0);
+    while (!atomic_load(&g.inside)) usleep(200);
+    looks(g.c, 0, false, 0, 0);
+    assert_int_equal(coordinator_quiesce(g.c, UINT64_MAX, NULL), HD_OK);
+    assert_true(atomic_load(&g.returning));
+    pthread_join(t, NULL);
+    end(g.c);
+}
+
 /* ---- waiting in a call ---- */
 
 static void waiting_ends_at_its_time(void **state) {
@@ -965,6 +1000,7 @@ int main(void) {
         cmocka_unit_test(close_tells_the_waiting_and_leaves_the_held),
         cmocka_unit_test(callbacks_may_release_and_ask),
         cmocka_unit_test(quiesce_waits_for_the_last_lease),
+        cmocka_unit_test(quiesce_waits_for_callbacks),
         cmocka_unit_test(waiting_ends_at_its_time),
         cmocka_unit_test(giving_up_frees_the_readers_behind),
         cmocka_unit_test(waiting_is_ended_by_release_cancel_and_close),
