@@ -18,11 +18,11 @@ void trace_close(trace *t); /* writes what waits and the end of the file */
 
 /* name and arg names: static text.  Times: microseconds of one monotonic clock.  Unused arg names are NULL. */
 /* A span of the thread `lane` (0: executor). */
-void trace_span(trace *t, const char *name, uint32_t lane, uint64_t t0_us, uint64_t t1_us, const char *arg1, uint64_t v1,
-                const char *arg2, uint64_t v2);
+void trace_span(trace *t, const char *name, uint32_t lane, uint64_t t0_us, uint64_t t1_us, const char *arg1,
+                uint64_t v1, const char *arg2, uint64_t v2);
 /* A span of a request, on a line of its own: id is copied (63 bytes). */
-void trace_request(trace *t, const char *name, const char *id, uint64_t order, uint64_t t0_us, uint64_t t1_us, const char *arg1,
-                   uint64_t v1);
+void trace_request(trace *t, const char *name, const char *id, uint64_t order, uint64_t t0_us, uint64_t t1_us,
+                   const char *arg1, uint64_t v1);
 /* Something at a moment of a request. */
 void trace_mark(trace *t, const char *name, const char *id, uint64_t order, uint64_t t_us);
 

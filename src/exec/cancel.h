@@ -1,12 +1,12 @@
 /* cancel.h - cancellation: one source, many observers.
  *
- * The first reason wins and stays.  Each subscription is its own handle and is told at most once, in subscription order;
- * those present when cancel begins are told even if they are removed meanwhile by another observer - except that once
- * cancel_unsubscribe has returned to a caller that is not itself inside an observer of this source (told by cancel_fire, in
- * the same thread), its observer neither runs nor will.  So two observers of different sources, fired in two threads, must
- * not remove each other: each would wait for the other.
- * Subscribing after the cancel calls the observer at once.  Observers run outside the source's lock, so they may
- * subscribe, unsubscribe and cancel; what one does never keeps the others from being told.  All calls are thread-safe. */
+ * The first reason wins and stays.  Each subscription is its own handle and is told at most once, in subscription
+ * order; those present when cancel begins are told even if they are removed meanwhile by another observer - except that
+ * once cancel_unsubscribe has returned to a caller that is not itself inside an observer of this source (told by
+ * cancel_fire, in the same thread), its observer neither runs nor will.  So two observers of different sources, fired
+ * in two threads, must not remove each other: each would wait for the other. Subscribing after the cancel calls the
+ * observer at once.  Observers run outside the source's lock, so they may subscribe, unsubscribe and cancel; what one
+ * does never keeps the others from being told.  All calls are thread-safe. */
 #ifndef HD_EXEC_CANCEL_H
 #define HD_EXEC_CANCEL_H
 
@@ -41,8 +41,8 @@ hd_status cancel_new(cancellation **out, hd_err *err);
 void cancel_ref(cancellation *c);
 void cancel_unref(cancellation *c); /* NULL is fine */
 
-/* True: this call set the reason, and every observer has been told when it returns.  False: it was cancelled before, with
- * the reason of that time; its observers may still be on their way.  why is not CANCEL_NONE. */
+/* True: this call set the reason, and every observer has been told when it returns.  False: it was cancelled before,
+ * with the reason of that time; its observers may still be on their way.  why is not CANCEL_NONE. */
 bool cancel_fire(cancellation *c, cancel_reason why);
 cancel_reason cancel_why(const cancellation *c); /* CANCEL_NONE: not cancelled */
 /* HD_CANCELLED with "generation cancelled: <reason>", or HD_OK. */
