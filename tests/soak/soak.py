@@ -418,12 +418,24 @@ def main():
     p.add_argument("--clients", type=int, default=6, help="per server")
     p.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     a = p.parse_args()
-    servers = [Server(*s.split("=", 1), a.out) for s in a.server]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    servers = []
+    try:
+        run(a, servers)
+    finally:
+        for s in servers:
+            if s.proc.poll() is None:
+                s.proc.kill()
+
+
+def run(a, servers):
+    for s in a.server:
+        servers.append(Server(*s.split("=", 1), a.out))
     print(f"soak for {a.minutes:g} minutes, seed {a.seed}, {len(servers)} servers, {a.clients} clients each", flush=True)
     for s in servers:
         s.learn()
     soak = Soak(servers, a.share)
-    threads = [threading.Thread(target=soak.client, args=(s, a.seed + 1000 * i + k))
+    threads = [threading.Thread(target=soak.client, args=(s, a.seed + 1000 * i + k), daemon=True)
                for i, s in enumerate(servers) for k in range(a.clients)]
     for t in threads:
         t.start()
@@ -432,7 +444,8 @@ def main():
     pauses = max(2, round(60 * a.minutes / every))
     for i in range(1, pauses + 1):
         soak.resume()
-        while time.monotonic() < began + every * i and all(s.proc.poll() is None for s in servers):
+        until = max(began + every * i, time.monotonic() + every / 2)
+        while time.monotonic() < until and all(s.proc.poll() is None for s in servers):
             time.sleep(0.5)
         soak.pause()
         line = f"{(time.monotonic() - began) / 60:7.1f}"
