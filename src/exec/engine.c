@@ -367,8 +367,10 @@ void engine_close(engine *e) {
     if (e->opt.manual)
         while (e->live) turn(e);
     else pthread_join(e->thread, NULL);
-    engine_serve_jobs(e); /* a granted job still runs; the executor's lease goes back */
-    coordinator_quiesce(e->leases, UINT64_MAX, NULL);
+    /* A granted job still runs, also one that another thread asked for just before the closing; the executor's lease goes
+     * back. */
+    do engine_serve_jobs(e);
+    while (coordinator_quiesce(e->leases, 1000, NULL) == HD_TIMEOUT);
     engine_free(e);
 }
 
