@@ -17,8 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const char script[] = "{\"vocab\":[\"</s>\",\"X\"],\"special\":{\"eos\":[0]},\"context\":100000,\"step_delay_ms\":5,"
-                             "\"rules\":[{\"match\":\"run\",\"emit\":[1],\"then\":\"loop\"}],\"default\":{\"emit\":[1]}}";
+static const char script[] = "{\"vocab\":[\"</s>\",\"X\"],\"special\":{\"eos\":[0]},\"context\":100000,"
+                             "\"step_delay_ms\":5,\"prompt_delay_ms\":5,\"rules\":[{\"match\":\"run\",\"emit\":[1],\"then\":\"loop\"}],\"default\":{\"emit\":[1]}}";
 #define RUN(more) "{\"messages\":[{\"role\":\"user\",\"content\":\"run\"}],\"stream\":true" more "}"
 
 typedef struct {
@@ -156,6 +156,38 @@ static void second_signal_ends_at_once(void **state) {
     client_close(&c);
 }
 
+/* R113: signals in the middle of one step of ten seconds.  One: it ends once the drain is over.  Two: at once. */
+static void signals_during_a_long_prefill(void **state) {
+    static const char *const more[] = {"--drain-timeout", "0.5", "--step-tokens", "4096", NULL};
+    char *json = malloc(3000);
+    (void)state;
+    {
+        size_t k = (size_t)sprintf(json, "{\"stream\":true,\"prompt\":\"");
+        memset(json + k, 'w', 2000);
+        strcpy(json + k + 2000, "\"}");
+    }
+    for (int n = 1; n <= 2; n++) {
+        proc p;
+        client c;
+        uint64_t t;
+        start(&p, true, n == 1 ? more : more + 2);
+        assert_true(client_open(&c, p.port));
+        assert_true(client_request(&c, "POST", "/v1/completions", NULL, json));
+        assert_true(client_head(&c, 5000));
+        sleep_ms(300);
+        t = now_ms();
+        for (int i = 0; i < n; i++) kill(p.pid, SIGTERM), sleep_ms(100);
+        assert_int_equal(end(&p, 5000), n == 1 ? 0 : 1);
+        if (n == 1) {
+            assert_true(now_ms() - t >= 400);
+            assert_true(client_finish(&c, 1000));
+            assert_non_null(strstr(c.body.data, "\"code\":\"shutdown\""));
+        }
+        client_close(&c);
+    }
+    free(json);
+}
+
 static void wrong_usage(void **state) {
     static const char *const cases[][3] = {{"--nonsense", NULL}, {"--port", "70000", NULL}, {"--comment-interval", "0", NULL}};
     proc p;
@@ -181,6 +213,7 @@ int main(void) {
         cmocka_unit_test(serves_and_drains),
         cmocka_unit_test(drain_has_an_end),
         cmocka_unit_test(second_signal_ends_at_once),
+        cmocka_unit_test(signals_during_a_long_prefill),
         cmocka_unit_test(wrong_usage),
     };
     return cmocka_run_group_tests(tests, write_files, remove_files);

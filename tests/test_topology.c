@@ -56,8 +56,10 @@ static void quota_bounds_threads(void **state) {
     (void)state;
     hwloc_topology_t topo = machine("core:8 pu:1");
     expect(topo, NULL, 4, 4, 8, 8);
-    expect(topo, NULL, 3.5, 4, 8, 8);
-    expect(topo, NULL, 3.4, 3, 8, 8);
+    expect(topo, NULL, 3.9, 3, 8, 8); /* a fourth would be throttled, and the others wait for it (R103) */
+    expect(topo, NULL, 1.5, 1, 8, 8);
+    expect(topo, cpus(2, 3), 4, 2, 2, 2); /* the mask and the quota: the smaller one */
+    expect(topo, cpus(0, 5), 2, 2, 6, 6);
     expect(topo, NULL, 0.1, 1, 8, 8);
     expect(topo, NULL, 64, 8, 8, 8);
     hwloc_topology_destroy(topo);
@@ -179,6 +181,15 @@ static void files_v1_in_a_container(void **state) {
     assert_int_equal(cgroup_memory_limit(fake), 0);
     put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "4096000\n");
     assert_int_equal(cgroup_memory_limit(fake), 4096000);
+    /* Nested groups: the tightest of those that are visible decides. */
+    put("/proc/self/cgroup", "4:memory:/docker/abc/in/side\n3:cpu,cpuacct:/docker/abc/in/side\n0::/\n");
+    put("/sys/fs/cgroup/cpu/in/cpu.cfs_quota_us", "50000\n");
+    put("/sys/fs/cgroup/cpu/in/cpu.cfs_period_us", "100000\n");
+    put("/sys/fs/cgroup/cpu/in/side/cpu.cfs_quota_us", "-1\n");
+    put("/sys/fs/cgroup/cpu/in/side/cpu.cfs_period_us", "100000\n");
+    put("/sys/fs/cgroup/memory/in/side/memory.limit_in_bytes", "2048000\n");
+    assert_true(cgroup_cpu_quota(fake) == 0.5);
+    assert_int_equal(cgroup_memory_limit(fake), 2048000);
     /* A path that the mount does not contain: the mount's own top counts. */
     put("/proc/self/cgroup", "3:cpu,cpuacct:/elsewhere\n");
     assert_true(cgroup_cpu_quota(fake) == 1.5);

@@ -1,8 +1,8 @@
 /* topology.c - from the machine, the affinity mask and the quota to a number of threads.
  *
  * Matrix products gain nothing from a second thread on the same core, and a barrier waits for the slowest member, so one
- * thread per physical core of the fastest kind is what pays.  A quota is rounded to the nearest whole CPU: half a CPU
- * more than the quota costs some throttling, half a CPU less would stand idle. */
+ * thread per physical core of the fastest kind is what pays.  A quota is rounded down: one thread too many and the group is
+ * throttled in every period, in the midst of a barrier, and everybody waits for the one that was stopped. */
 #include "base/topology.h"
 #include "base/cgroup.h"
 #include "base/topology_int.h"
@@ -40,7 +40,7 @@ static void keep_fast(hwloc_topology_t topo, hwloc_cpuset_t set) {
 
 static unsigned under_quota(unsigned threads, double quota) {
     if (!(quota > 0) || quota >= threads) return threads;
-    return quota < 1.5 ? 1 : (unsigned)(quota + 0.5);
+    return quota < 1 ? 1 : (unsigned)quota;
 }
 
 void topology_count(hwloc_topology_t topo, hwloc_const_cpuset_t allowed, double quota, hd_topology *t) {
