@@ -136,7 +136,7 @@ int cmd_bench(int argc, char **argv) {
     hd_buf b;
     jsonw w;
     int rc;
-    const opt_def defs[] = {MODEL_OPT_DEFS(mo), {"-p", OPT_STR, &prefills, NULL}, {"-n", OPT_UINT, &n, NULL},
+    const opt_def defs[] = {MODEL_OPT_DEFS(mo), TRACE_OPT_DEF(mo), {"-p", OPT_STR, &prefills, NULL}, {"-n", OPT_UINT, &n, NULL},
                             {"-b", OPT_STR, &rows, NULL}, {"--depth", OPT_UINT, &depth, NULL}, {"--json", OPT_FLAG, &json, NULL}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
     n_ps = strcmp(prefills, "0") ? parse_list(prefills, ps, 16) : 0;

@@ -14,7 +14,10 @@
 typedef struct {
     uint32_t threads, ctx, step_tokens, max_rows, max_queued, default_max_tokens, page_tokens;
     uint64_t kv_budget;
+    uint64_t stuck_timeout_us; /* 0: the engine's own */
     const char *kv_type, *state_dir, *isa;
+    const char *trace_path;    /* --trace: opened and closed with the model, unless trace is given */
+    trace *trace;              /* borrowed */
 } model_opts;
 #define MODEL_OPT_DEFS(m)                                                                                              \
     {"--threads", OPT_UINT, &(m).threads, NULL}, {"--ctx", OPT_UINT, &(m).ctx, NULL},                                  \
@@ -22,11 +25,13 @@ typedef struct {
         {"--step-tokens", OPT_UINT, &(m).step_tokens, NULL}, {"--max-rows", OPT_UINT, &(m).max_rows, NULL},            \
         {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
         {"--page-tokens", OPT_UINT, &(m).page_tokens, NULL}
+#define TRACE_OPT_DEF(m) {"--trace", OPT_STR, &(m).trace_path, NULL}
 
 /* ---- a loaded model (loaded.c) ---- */
 typedef struct {
     model *m;
     engine *e;
+    trace *trace; /* NULL: none, or not ours */
     uint64_t load_us;
 } loaded;
 /* Prints the error and returns EXIT_FAILED or EXIT_USAGE.  with_engine false: only the model. */

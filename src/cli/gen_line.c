@@ -1,6 +1,7 @@
 /* gen_line.c - a request of the generate command, from options or from one line of JSON. */
 #include "base/mem.h"
 #include "cli/generate.h"
+#include "serve/request.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -37,7 +38,7 @@ hd_status gen_line_add_stop(gen_line *g, const char *s, size_t n, hd_err *err) {
 gen_request gen_line_request(const gen_line *g) {
     return (gen_request){.id = "", .prompt = g->ids.ids, .n_prompt = g->ids.n, .max_tokens = g->max_tokens,
                          .sampling = g->sampling, .stops = g->stops, .n_stops = g->n_stops, .stop_ids = g->stop_ids,
-                         .n_stop_ids = g->n_stop_ids, .ignore_eos = g->ignore_eos, .min_tokens = g->min_tokens};
+                         .n_stop_ids = g->n_stop_ids, .ignore_eos = g->ignore_eos, .min_tokens = g->min_tokens, .priority = g->priority};
 }
 
 /* ---- JSON ---- */
@@ -180,6 +181,8 @@ static hd_status fill(gen_line *g, const json_t *o, const gen_line *defaults, co
         if ((v = json_object_get(o, keys[i])) && !json_is_null(v))
             return hd_fail_field(err, HD_UNSUPPORTED, keys[i], "%s is not supported yet", keys[i]);
     }
+    if ((v = json_object_get(o, "priority")) && !json_is_null(v) && !json_priority(v, &g->priority))
+        return wrong(err, "priority", "\"high\", \"normal\", \"low\" or an integer between -1 and 1");
     if ((v = json_object_get(o, "stop_token_ids")) && !json_is_null(v) &&
         (st = get_ids(v, "stop_token_ids", &g->stop_ids, &g->n_stop_ids, err)))
         return st;

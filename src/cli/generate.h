@@ -9,6 +9,7 @@ typedef struct {
     id_list ids;              /* the prompt */
     uint32_t max_tokens;
     uint32_t min_tokens;
+    gen_priority priority;
     bool ignore_eos, seed_given;
     stop_string *stops;       /* owned, texts too */
     size_t n_stops, cap_stops;

@@ -28,7 +28,8 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
     model_options mo = {.isa = o->isa ? o->isa : getenv("HEDDLE_ISA"), .n_threads = o->threads};
     engine_options eo = {.max_rows = o->max_rows, .max_queued = o->max_queued, .step_tokens = o->step_tokens,
                          .default_max_tokens = o->default_max_tokens, .kv_budget_bytes = o->kv_budget,
-                         .page_tokens = o->page_tokens, .ctx = o->ctx};
+                         .page_tokens = o->page_tokens, .ctx = o->ctx, .stuck_timeout_us = o->stuck_timeout_us,
+                         .trace = o->trace};
     uint64_t t0 = hd_now_us(&hd_clock_real);
     hd_err err;
     memset(l, 0, sizeof *l);
@@ -41,8 +42,15 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
         return EXIT_USAGE;
     }
     if (o->state_dir) fprintf(stderr, "heddle: --state-dir has no effect yet: nothing is kept across restarts\n");
+    if (o->trace_path && !o->trace) {
+        if (trace_open(&l->trace, o->trace_path, 0, &err)) return fail_with(&err);
+        eo.trace = l->trace;
+    }
     if (isatty(STDERR_FILENO)) mo.progress = show_progress, mo.progress_ctx = &percent;
-    if (model_open(&l->m, name, &mo, &err)) return fail_with(&err);
+    if (model_open(&l->m, name, &mo, &err)) {
+        loaded_close(l);
+        return fail_with(&err);
+    }
     if (with_engine && engine_open(&l->e, l->m, &eo, &err)) {
         loaded_close(l);
         return fail_with(&err);
@@ -54,6 +62,7 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
 void loaded_close(loaded *l) {
     engine_close(l->e);
     model_close(l->m);
+    trace_close(l->trace);
     memset(l, 0, sizeof *l);
 }
 

@@ -19,10 +19,14 @@
 #define USAGE                                                                                                          \
     "heddle serve MODEL [--host 127.0.0.1] [--port 8080] [--api-key KEY]... [--api-key-file F] [--alias NAME]...\n"    \
     "       [--max-queued N] [--default-max-tokens N] [--max-body SIZE] [--max-connections N] [--cors-origin ORIGIN]\n" \
-    "       [--comment-interval SECONDS] [--drain-timeout SECONDS] [--threads N] [--ctx N] [--kv-budget SIZE]\n"       \
-    "       [--kv-type T] [--step-tokens N] [--max-rows N]"
+    "       [--comment-interval SECONDS] [--drain-timeout SECONDS] [--stuck-timeout SECONDS] [--trace FILE]\n"  \
+    "       [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T] [--step-tokens N] [--max-rows N]"
 
 enum { MAX_KEYS = 256, SPARE_FILES = 128 };
+/* A comment within the patience of every proxy; a drain no service manager waits longer for; steps of a day are a hang. */
+#define MIN_TIME_S 0.01f
+#define MAX_TIME_S 3600.0f
+#define MAX_STUCK_S 86400.0f
 
 typedef struct {
     const char *name;
@@ -83,10 +87,11 @@ int cmd_serve(int argc, char **argv) {
     size_t n_args, n_keys = 0;
     uint32_t port = 8080, max_connections = 0;
     uint64_t max_body = 0;
-    float comment_s = 5, drain_s = 30;
+    float comment_s = 5, drain_s = 30, stuck_s = 120;
     opt_list key_list = {.n = 0}, aliases = {.n = 0}, adapters = {.n = 0};
     opt_def defs[] = {
         MODEL_OPT_DEFS(mo),
+        TRACE_OPT_DEF(mo),
         {"--host", OPT_STR, &host, NULL},
         {"--port", OPT_UINT, &port, NULL},
         {"--max-queued", OPT_UINT, &mo.max_queued, NULL},
@@ -101,19 +106,26 @@ int cmd_serve(int argc, char **argv) {
         {"--cors-origin", OPT_STR, &cors, NULL},
         {"--comment-interval", OPT_FLOAT, &comment_s, NULL},
         {"--drain-timeout", OPT_FLOAT, &drain_s, NULL},
+        {"--stuck-timeout", OPT_FLOAT, &stuck_s, NULL},
     };
     loading ld = {0};
     server *srv = NULL;
     server_options so = {0};
     pthread_t loader;
     hd_buf key_text;
+    const char *wrong;
     sigset_t stops, old;
     hd_err err;
     int rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, USAGE);
     if (rc) return rc;
     buf_init(&key_text, 1 << 20);
-    if (n_args != 1 || port > 65535 || comment_s <= 0 || drain_s < 0) {
-        fprintf(stderr, "heddle: %s\nusage: %s\n", n_args != 1 ? "serve needs one MODEL" : port > 65535 ? "--port must be at most 65535" : "a time is out of range", USAGE);
+    if ((wrong = n_args != 1                                       ? "serve needs one MODEL"
+                 : port > 65535                                    ? "--port must be at most 65535"
+                 : comment_s < MIN_TIME_S || comment_s > MAX_TIME_S ? "--comment-interval must be between 0.01 and 3600 seconds"
+                 : drain_s < 0 || drain_s > MAX_TIME_S             ? "--drain-timeout must be between 0 and 3600 seconds"
+                 : stuck_s < MIN_TIME_S || stuck_s > MAX_STUCK_S   ? "--stuck-timeout must be between 0.01 and 86400 seconds"
+                                                                   : NULL)) {
+        fprintf(stderr, "heddle: %s\nusage: %s\n", wrong, USAGE);
         return EXIT_USAGE;
     }
     if (adapters.n || draft) {
@@ -136,6 +148,7 @@ int cmd_serve(int argc, char **argv) {
             buf_deinit(&key_text);
             return EXIT_USAGE;
         }
+    mo.stuck_timeout_us = (uint64_t)((double)stuck_s * 1e6);
     so.host = host;
     so.port = (uint16_t)port;
     so.max_connections = max_connections;

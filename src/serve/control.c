@@ -11,7 +11,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SMALL_REPLY = 16 << 20 };
+enum {
+    SMALL_REPLY = 16 << 20,
+    CONTROL_BODY = 64 * 1024, /* of cancel and steer */
+    STEER_TEXT = 1024,        /* a closing marker and a sentence; tokenised in the loop, so short */
+    STEER_FORCED = 64,        /* as the engine takes them */
+};
 
 static void reply_json(conn *c, int status, hd_buf *b) {
     if (b->failed) {
@@ -143,40 +148,113 @@ void control_state(conn *c) {
     reply_json(c, 200, &b);
 }
 
-void control_cancel(conn *c) {
-    serve_error e = {0};
+/* The small body of a control request, with its id.  NULL: e says why. */
+static json_t *read_control(conn *c, const char **id, serve_error *e) {
     bool big;
     uint64_t seed;
     json_t *body;
-    const char *id = "";
-    int known;
+    *id = "";
+    if (c->req.body.len > CONTROL_BODY) { /* an id and a few fields; larger bodies are not worth the loop's time */
+        serve_fail(e, 413, "request_too_large", NULL, "the body may hold at most %d bytes", CONTROL_BODY);
+        return NULL;
+    }
+    if (!(body = request_parse(c->req.body.data, c->req.body.len, &big, &seed, e))) return NULL;
+    if (req_str(body, "id", id, NULL, e) && (*id[0] || bad_field(e, "id", "id is missing"))) return body;
+    json_decref(body);
+    return NULL;
+}
+
+static void reply_control(conn *c, const char *id, const char *what, bool did) {
     hd_buf b;
     jsonw w;
-    if (c->req.body.len > 64 * 1024) { /* an id is short; larger bodies are not worth the loop's time */
-        serve_fail(&e, 413, "request_too_large", NULL, "a cancel names one id");
-        http_reply_error(c, &e);
-        return;
-    }
-    if (!(body = request_parse(c->req.body.data, c->req.body.len, &big, &seed, &e)) ||
-        !req_str(body, "id", &id, NULL, &e) || (!*id && !bad_field(&e, "id", "id is missing"))) {
-        json_decref(body);
-        http_reply_error(c, &e);
-        return;
-    }
-    if ((known = gen_cancel_id(c->srv, id, CANCEL_BY_REQUEST)) < 0) {
-        serve_fail(&e, 404, "not_found", "id", "there is no generation '%.100s'", id);
-        json_decref(body);
-        http_reply_error(c, &e);
-        return;
-    }
     buf_init(&b, SMALL_REPLY);
     jsonw_init(&w, &b);
     jsonw_obj(&w);
     jsonw_key(&w, "id"), jsonw_str(&w, id);
-    jsonw_key(&w, "cancelled"), jsonw_bool(&w, known == 1);
+    jsonw_key(&w, what), jsonw_bool(&w, did);
     jsonw_obj_end(&w);
-    json_decref(body);
     reply_json(c, 200, &b);
+}
+
+static bool unknown_id(serve_error *e, const char *id) {
+    return serve_fail(e, 404, "not_found", "id", "there is no generation '%.100s'", id);
+}
+
+void control_cancel(conn *c) {
+    serve_error e = {0};
+    const char *id;
+    json_t *body = read_control(c, &id, &e);
+    int known = body ? gen_cancel_id(c->srv, id, CANCEL_BY_REQUEST) : -1;
+    if (body && known < 0) unknown_id(&e, id);
+    if (e.status) http_reply_error(c, &e);
+    else reply_control(c, id, "cancelled", known == 1);
+    json_decref(body);
+}
+
+/* The tokens that force_ids or end_reasoning stand for.  At most STEER_FORCED of them. */
+static bool read_forced(const server *s, const json_t *body, id_list *ids, serve_error *e) {
+    const json_t *list = req_get(body, "force_ids");
+    const char *text = NULL;
+    size_t n = 0;
+    hd_err err = {0};
+    hd_status st = HD_OK;
+    if (!req_str(body, "end_reasoning", &text, &n, e)) return false;
+    if (list && text) return bad_field(e, "force_ids", "force_ids and end_reasoning exclude each other");
+    if (text) {
+        if (!n || n > STEER_TEXT) return bad_field(e, "end_reasoning", "end_reasoning must hold 1 to %d bytes", STEER_TEXT);
+        st = tokenizer_encode(s->info->tok, text, n, TOK_SPECIAL | TOK_CONTINUES, ids, &err);
+        if (st == HD_FULL || ids->n > STEER_FORCED)
+            return bad_field(e, "end_reasoning", "end_reasoning has more than %d tokens", STEER_FORCED);
+        if (st == HD_NOMEM) return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
+        return st == HD_OK || bad_field(e, "end_reasoning", "%s", err.msg);
+    }
+    if (!list) return true;
+    if (!json_is_array(list) || !json_array_size(list) || json_array_size(list) > STEER_FORCED)
+        return bad_field(e, "force_ids", "force_ids must be an array of 1 to %d token ids", STEER_FORCED);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        int64_t id;
+        if (!json_is_whole(json_array_get(list, i), &id) || id < 0 || id >= s->info->n_vocab)
+            return bad_field(e, "force_ids", "force_ids[%zu] is not a token id below %u", i, s->info->n_vocab);
+        if (id_list_add(ids, (int32_t)id, &err)) return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
+    }
+    return true;
+}
+
+static bool read_steering(const server *s, const json_t *body, gen_steering *how, id_list *ids, serve_error *e) {
+    int64_t cap = -1;
+    if (!req_int(body, "max_tokens", 1, INT64_MAX, &cap, e) || !req_bool(body, "stop", &how->stop, e) ||
+        !req_priority(body, &how->priority, e) || !read_forced(s, body, ids, e))
+        return false;
+    how->has_max_tokens = cap > 0;
+    how->max_tokens = cap >= GEN_NO_CAP ? GEN_NO_CAP - 1 : (uint32_t)cap;
+    how->has_priority = req_get(body, "priority") != NULL;
+    how->force = ids->ids;
+    how->n_force = ids->n;
+    if (!how->stop && !how->has_max_tokens && !how->has_priority && !how->n_force)
+        return bad_field(e, NULL, "there is nothing to steer: max_tokens, stop, priority, force_ids or end_reasoning");
+    return true;
+}
+
+void control_steer(conn *c) {
+    serve_error e = {0};
+    gen_steering how = {0};
+    const char *id;
+    id_list ids;
+    hd_err err = {0};
+    hd_status st = HD_OK;
+    int known = 0;
+    json_t *body = read_control(c, &id, &e);
+    id_list_init(&ids, STEER_FORCED + 1);
+    if (body && read_steering(c->srv, body, &how, &ids, &e)) {
+        known = gen_steer_id(c->srv, id, &how, &st, &err);
+        if (known < 0) unknown_id(&e, id);
+        else if (st == HD_FULL) serve_fail(&e, 409, "too_many_forced", "force_ids", "%s", err.msg);
+        else if (st) bad_field(&e, "force_ids", "%s", err.msg);
+    }
+    if (e.status) http_reply_error(c, &e);
+    else reply_control(c, id, "steered", known == 1);
+    id_list_deinit(&ids);
+    json_decref(body);
 }
 
 /* What browsers ask before a cross-origin request; carries no key by design. */

@@ -100,6 +100,7 @@ void gen_start(conn *c, const dialect *d) {
     g->phase = GEN_PLANNING;
     g->conn = c;
     g->d = d;
+    g->key = c->key;
     g->created = hd_wall_seconds();
     g->t_start_us = server_now_us();
     g->event_no = 0;
@@ -196,6 +197,8 @@ static void fill_request(gen *g, uint32_t i, char id[64], gen_request *r) {
     *r = (gen_request){.id = id,
                        .method = p->method,
                        .method_arg = p->method_arg,
+                       .priority = p->priority,
+                       .share = p->share,
                        .prompt = prompt->ids.ids,
                        .n_prompt = prompt->ids.n,
                        .max_tokens = p->max_tokens,
@@ -733,6 +736,35 @@ int gen_cancel_id(server *s, const char *id, cancel_reason why) {
         if (strcmp(g->id, id) != 0) continue;
         if (g->phase == GEN_PLANNING) atomic_store_explicit(&g->cancelled, (int)why, memory_order_relaxed);
         else cancel_sessions(g, why);
+        return 1;
+    }
+    for (size_t i = 0; i < RECENT_IDS; i++)
+        if (!strcmp(s->recent[i], id)) return 0;
+    return -1;
+}
+
+/* Forced ids first: they alone can be refused. */
+static hd_status steer(gen *g, const gen_steering *how, hd_err *err) {
+    hd_status st;
+    for (uint32_t i = 0; how->n_force && i < g->n_submitted; i++)
+        if (!g->choices[i].done && (st = session_force(g->choices[i].s, how->force, how->n_force, err))) return st;
+    if (how->has_priority) g->plan.priority = how->priority; /* also of the choices still to come */
+    for (uint32_t i = 0; i < g->n_submitted; i++) {
+        session *ss = g->choices[i].s;
+        if (g->choices[i].done) continue;
+        if (how->has_priority) session_set_priority(ss, how->priority);
+        if (how->has_max_tokens) session_raise_cap(ss, how->max_tokens);
+        if (how->stop) session_stop(ss);
+    }
+    return HD_OK;
+}
+
+int gen_steer_id(server *s, const char *id, const gen_steering *how, hd_status *st, hd_err *err) {
+    *st = HD_OK;
+    for (gen *g = s->gens; g; g = g->next) {
+        if (strcmp(g->id, id) != 0) continue;
+        if (g->phase == GEN_PLANNING || g->ending) return 0;
+        *st = steer(g, how, err);
         return 1;
     }
     for (size_t i = 0; i < RECENT_IDS; i++)

@@ -86,6 +86,7 @@ struct gen {
     size_t body_counted;
     uint64_t t_start_us, t_last_write_us;
     uint64_t event_no;
+    size_t key;          /* of the connection */
     uint32_t n_done;
     bool collecting, held; /* held: the bound on collected tokens stopped it */
     bool ending;           /* its sessions were cancelled, for ending_why */
@@ -126,6 +127,16 @@ void gen_resume(gen *g);   /* its output went down */
 void gen_abandon(gen *g);  /* its peer has gone */
 /* Cancel by response id: 1 cancelled now, 0 known but over, -1 unknown. */
 int gen_cancel_id(server *s, const char *id, cancel_reason why);
+typedef struct {
+    bool stop, has_max_tokens, has_priority;
+    uint32_t max_tokens;
+    gen_priority priority;
+    const int32_t *force; /* n_force ids to come next */
+    size_t n_force;
+} gen_steering;
+/* Steer all choices of the response with this id: 1 done, 0 known but over or not begun yet, -1 unknown.  *st: HD_FULL,
+ * HD_INVALID when the ids could not be forced, and then (on the first choice) nothing was changed. */
+int gen_steer_id(server *s, const char *id, const gen_steering *how, hd_status *st, hd_err *err);
 void gen_cancel_all(server *s, cancel_reason why);
 void gen_free_all(server *s); /* at close, when the planners are gone */
 

@@ -41,6 +41,7 @@ struct conn {
     char request_id[132];
     hd_buf path;
     const struct route *route;
+    size_t key;          /* 1 + index of the API key that was given, 0: none */
     gen *gen;            /* BUSY: what will answer */
     size_t counted;      /* of srv->body_bytes */
     uint64_t t_body_end_us, t_linger_end_us;

@@ -20,6 +20,8 @@ typedef struct {
 #define HISTS(X)                                                                                                       \
     X(TTFT, "vllm:time_to_first_token_seconds", "submit to first token", true)                                         \
     X(ITL, "vllm:inter_token_latency_seconds", "mean gap between tokens of a request, once per request", true)         \
+    X(GAP50, "heddle:inter_token_p50_seconds", "median gap between tokens of a request, once per request", true)       \
+    X(GAP99, "heddle:inter_token_p99_seconds", "99th percentile of the gaps of a request, once per request", true)     \
     X(E2E, "vllm:e2e_request_latency_seconds", "body read to last byte queued", true)                                  \
     X(QUEUE, "vllm:request_queue_time_seconds", "submit to admission", true)                                           \
     X(PREFILL, "vllm:request_prefill_time_seconds", "admission to first token", true)                                  \
@@ -72,6 +74,8 @@ void metrics_generation(metrics *m, const gen *g, const choice *ch) {
     see_seconds(m, HIST_TTFT, s->queue_us + s->prefill_us);
     see_seconds(m, HIST_DECODE, s->decode_us);
     if (s->generated_tokens > 1) see_seconds(m, HIST_ITL, s->decode_us / (s->generated_tokens - 1));
+    if (s->gap_p50_us) see_seconds(m, HIST_GAP50, s->gap_p50_us);
+    if (s->gap_p99_us) see_seconds(m, HIST_GAP99, s->gap_p99_us);
     see_tokens(m, HIST_PROMPT, s->prompt_tokens);
     see_tokens(m, HIST_GENERATED, s->generated_tokens);
 }
@@ -120,6 +124,26 @@ static void write_hist(hd_buf *b, const char *labels, const char *name, const ch
     buf_fmt(b, "%s_count{%s} %llu\n", name, labels, (unsigned long long)h->count);
 }
 
+/* Who waits, by class and by reason.  Both sets are fixed: no label comes from a client. */
+static void write_queue(hd_buf *b, const char *labels, const engine_view *v) {
+    static const char *const reasons[] = {"rows", "pages", "order", "exclusive_job", "draining", "other"};
+    enum { N_REASONS = sizeof reasons / sizeof *reasons };
+    uint32_t by_class[N_PRIORITIES] = {0}, by_reason[N_REASONS] = {0};
+    for (uint32_t i = 0; i < v->n_queue; i++) {
+        const row_view *r = &v->queue[i];
+        int k = 0;
+        while (k < N_REASONS - 1 && strcmp(reasons[k], r->wait_reason ? r->wait_reason : "order") != 0) k++;
+        by_reason[k]++;
+        by_class[r->priority - PRIORITY_HIGH]++;
+    }
+    head(b, "heddle:queue_requests", "gauge", "requests that wait, by priority class");
+    for (int i = 0; i < N_PRIORITIES; i++)
+        buf_fmt(b, "heddle:queue_requests{%s,priority=\"%s\"} %u\n", labels, priority_name((gen_priority)(PRIORITY_HIGH + i)), by_class[i]);
+    head(b, "heddle:queue_reasons", "gauge", "requests that wait, by what they wait for");
+    for (int i = 0; i < N_REASONS; i++)
+        buf_fmt(b, "heddle:queue_reasons{%s,reason=\"%s\"} %u\n", labels, reasons[i], by_reason[i]);
+}
+
 void metrics_write(server *s, hd_buf *b) {
     metrics *m = s->met;
     server_phase phase = server_phase_now(s);
@@ -131,7 +155,11 @@ void metrics_write(server *s, hd_buf *b) {
     label(&lb, phase == PHASE_LOADING ? "" : s->info->name);
     buf_str(&lb, "\",engine=\"0\"");
     l = buf_cstr(&lb);
-    if (phase != PHASE_LOADING) engine_look(s->eng, &v);
+    if (phase != PHASE_LOADING) {
+        v.cap_queue = s->max_rows + s->max_queued;
+        if (!(v.queue = hd_calloc(v.cap_queue, sizeof *v.queue))) v.cap_queue = 0; /* the totals are still true */
+        engine_look(s->eng, &v);
+    }
 
     one(b, l, "vllm:num_requests_running", "gauge", "requests in the running batch", v.running);
     one(b, l, "vllm:num_requests_waiting", "gauge", "requests that wait for admission", v.waiting);
@@ -170,6 +198,13 @@ void metrics_write(server *s, hd_buf *b) {
     one(b, l, "heddle:requests_failed_total", "counter", "generations that failed", (double)v.finished_failed);
     one(b, l, "heddle:requests_rejected_total", "counter", "generations refused, queue full", (double)v.rejected_full);
     one(b, l, "heddle:reader_stall_seconds_total", "counter", "time rows paused for a slow reader", (double)m->paused_us * 1e-6);
+    one(b, l, "heddle:step_max_seconds", "gauge", "longest step of late", v.step_ms_max / 1000);
+    one(b, l, "heddle:preemptions_total", "counter", "rows that gave their pages back", (double)v.preemptions_total);
+    one(b, l, "heddle:pauses_total", "counter", "rows paused for a slow reader", (double)v.pauses_total);
+    one(b, l, "heddle:faults_contained_total", "counter", "rows ended by a failing step, others went on", (double)v.faults_contained);
+    one(b, l, "heddle:exclusive_jobs_total", "counter", "exclusive jobs run", (double)v.exclusive_total);
+    one(b, l, "heddle:exclusive_jobs_waiting", "gauge", "exclusive jobs that wait or run", v.leases_waiting);
+    write_queue(b, l, &v);
     head(b, "heddle:requests_cancelled_total", "counter", "generations cancelled, by reason");
     for (int i = 1; i <= CANCEL_FAILED; i++)
         buf_fmt(b, "heddle:requests_cancelled_total{%s,reason=\"%s\"} %llu\n", l, cancel_reason_name((cancel_reason)i),
@@ -178,5 +213,6 @@ void metrics_write(server *s, hd_buf *b) {
     for (int i = 0; i < 600; i++)
         if (m->status[i])
             buf_fmt(b, "heddle:http_responses_total{%s,code=\"%d\"} %llu\n", l, i, (unsigned long long)m->status[i]);
+    hd_free(v.queue);
     buf_deinit(&lb);
 }

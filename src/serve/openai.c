@@ -11,7 +11,7 @@ bool openai_check_constraints(const json_t *body, serve_error *e) {
                                            "guided_grammar",     "grammar",        "json_schema"};
     const json_t *f = req_get(body, "response_format"), *m;
     if (f) {
-        const char *type = json_string_value(req_get(f, "type"));
+        const char *type = json_name(req_get(f, "type"));
         if (!json_is_object(f)) return bad_field(e, "response_format", "response_format must be an object");
         if (!type) return bad_field(e, "response_format.type", "response_format.type is missing");
         if (!strcmp(type, "json_schema")) {
@@ -34,7 +34,7 @@ bool openai_check_constraints(const json_t *body, serve_error *e) {
     if ((m = req_get(body, "modalities"))) {
         if (!json_is_array(m)) return bad_field(e, "modalities", "modalities must be an array");
         for (size_t i = 0; i < json_array_size(m); i++) {
-            const char *one = json_string_value(json_array_get(m, i));
+            const char *one = json_name(json_array_get(m, i));
             if (!one || strcmp(one, "text"))
                 return serve_fail(e, 400, "unsupported_modality", "modalities", "this model makes text only");
         }
@@ -93,6 +93,13 @@ static void timings(jsonw *w, const gen_stats *s) {
     jsonw_key(w, "predicted_per_token_ms"), jsonw_num(w, n ? gen_ms / n : 0);
     jsonw_key(w, "predicted_per_second"), jsonw_num(w, gen_ms > 0 ? n / gen_ms * 1000 : 0);
     jsonw_key(w, "queue_ms"), jsonw_num(w, (double)s->queue_us / 1000);
+    jsonw_key(w, "prefill_ms"), jsonw_num(w, prompt_ms);
+    jsonw_key(w, "decode_ms"), jsonw_num(w, gen_ms);
+    jsonw_key(w, "gap_p50_ms"), jsonw_num(w, (double)s->gap_p50_us / 1000);
+    jsonw_key(w, "gap_p99_ms"), jsonw_num(w, (double)s->gap_p99_us / 1000);
+    jsonw_key(w, "paused_ms"), jsonw_num(w, (double)s->paused_us / 1000);
+    jsonw_key(w, "preempted_ms"), jsonw_num(w, (double)s->preempted_us / 1000);
+    jsonw_key(w, "preemptions"), jsonw_uint(w, s->preemptions);
     jsonw_obj_end(w);
 }
 

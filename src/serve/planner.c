@@ -23,7 +23,8 @@ static void plan(gen *g) {
     json_t *body;
     if (planner_unwanted(g)) return;
     if (!(body = request_parse(g->body.data, g->body.len, &g->has_big_seed, &g->big_seed, &g->error))) return;
-    if (!planner_unwanted(g) && request_check_model(g->srv, body, &g->error) && g->d->plan(g, body, &g->error) &&
+    if (!planner_unwanted(g) && request_check_model(g->srv, body, &g->error) &&
+        (!g->d->id_prefix || request_read_class(g->srv, body, g->key, &g->plan, &g->error)) && g->d->plan(g, body, &g->error) &&
         g->n_prompts && !planner_unwanted(g))
         gen_submit(g);
     g->plan.stops = (hd_free(g->plan.stops), NULL); /* they point into the body */

@@ -22,7 +22,7 @@ static bool part(const json_t *p, hd_buf *text, const char *at, serve_error *e) 
     const json_t *v;
     if (json_is_string(p)) return buf_add(text, json_string_value(p), json_string_length(p));
     if (!json_is_object(p)) return bad_field(e, at, "%s must be an object", at);
-    type = json_string_value(req_get(p, "type"));
+    type = json_name(req_get(p, "type"));
     if (!type) return bad_field(e, at, "%s has no type", at);
     if (!strcmp(type, "text") || !strcmp(type, "input_text") || !strcmp(type, "output_text") || !strcmp(type, "refusal")) {
         v = req_get(p, strcmp(type, "refusal") ? "text" : "refusal");
@@ -122,11 +122,12 @@ static json_t *message(bool knows_developer, const json_t *m, size_t i, serve_er
         bad_field(e, at, "%s must be an object", at);
         return NULL;
     }
-    role = json_string_value(req_get(m, "role"));
+    role = json_name(req_get(m, "role"));
     for (size_t k = 0; role && k < sizeof roles / sizeof *roles; k++) known |= !strcmp(role, roles[k]);
     if (!known) {
         snprintf(at, sizeof at, "messages[%zu].role", i);
-        bad_field(e, at, role ? "%s: unknown role '%.40s'" : "%s is missing", at, role);
+        if (!role && req_get(m, "role")) bad_field(e, at, "%s must be a string without NUL characters", at);
+        else bad_field(e, at, role ? "%s: unknown role '%.40s'" : "%s is missing", at, role);
         return NULL;
     }
     if (!(out = json_copy((json_t *)(uintptr_t)m))) return oom(e), NULL;
@@ -205,7 +206,7 @@ static bool tools(const json_t *body, json_t **out, char *warning, size_t n_warn
     const json_t *in = req_get(body, "tools"), *choice = req_get(body, "tool_choice"), *old = req_get(body, "functions");
     *out = NULL;
     if (choice) {
-        const char *c = json_string_value(choice);
+        const char *c = json_name(choice);
         if (c && !strcmp(c, "none")) return true;
         if (json_is_object(choice) || (c && !strcmp(c, "required")))
             return serve_fail(e, 422, "unsupported_parameter", "tool_choice", "forcing a tool call is not supported yet");
@@ -217,7 +218,7 @@ static bool tools(const json_t *body, json_t **out, char *warning, size_t n_warn
     if (!(*out = json_array())) return oom(e);
     for (size_t i = 0; i < json_array_size(in); i++) {
         json_t *t = json_array_get(in, i);
-        const char *type = json_string_value(req_get(t, "type"));
+        const char *type = json_name(req_get(t, "type"));
         char at[96];
         snprintf(at, sizeof at, "tools[%zu]", i);
         if (!json_is_object(t) || !type) return bad_field(e, at, "%s must be an object with a type", at);

@@ -6,8 +6,10 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 /* One pass over the text before jansson sees it: count values, and find integers beyond int64. */
 typedef struct {
@@ -157,8 +159,52 @@ bool req_str(const json_t *o, const char *key, const char **v, size_t *n, serve_
     const json_t *j = req_get(o, key);
     if (!j) return true;
     if (!json_is_string(j)) return bad_field(e, key, "%s must be a string", key);
+    if (!n && !json_name(j)) return bad_field(e, key, "%s may not hold a NUL character", key);
     *v = json_string_value(j);
     if (n) *n = json_string_length(j);
+    return true;
+}
+
+const char *json_name(const json_t *v) {
+    const char *s = json_string_value(v);
+    return s && strlen(s) == json_string_length(v) ? s : NULL;
+}
+
+static const char *const priorities[N_PRIORITIES] = {"high", "normal", "low"};
+
+const char *priority_name(gen_priority p) { return priorities[p - PRIORITY_HIGH]; }
+
+bool json_priority(const json_t *v, gen_priority *out) {
+    const char *s = json_name(v);
+    int64_t i;
+    for (int k = 0; s && k < N_PRIORITIES; k++)
+        if (!strcmp(s, priorities[k])) return *out = (gen_priority)(PRIORITY_HIGH + k), true;
+    if (json_is_whole(v, &i) && i >= PRIORITY_HIGH && i <= PRIORITY_LOW) return *out = (gen_priority)i, true;
+    return false;
+}
+
+bool req_priority(const json_t *o, gen_priority *p, serve_error *e) {
+    const json_t *v = req_get(o, "priority");
+    if (!v || json_priority(v, p)) return true;
+    return bad_field(e, "priority", "priority must be \"high\", \"normal\", \"low\" or an integer between -1 and 1");
+}
+
+/* Salted, so that nobody can choose a `user` that lands in somebody else's share, and the digest tells nothing. */
+bool request_read_class(server *s, const json_t *body, size_t key, gen_params *p, serve_error *e) {
+    const char *user = NULL;
+    size_t n_user = 0;
+    XXH3_state_t *h;
+    XXH128_hash_t d;
+    if (!req_priority(body, &p->priority, e) || !req_str(body, "user", &user, &n_user, e)) return false;
+    if (!key && !n_user) return true;
+    if (!(h = XXH3_createState())) return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
+    XXH3_128bits_reset_withSeed(h, s->share_salt);
+    if (key) XXH3_128bits_update(h, s->keys[key - 1], strlen(s->keys[key - 1]) + 1);
+    else XXH3_128bits_update(h, "", 1);
+    if (n_user) XXH3_128bits_update(h, user, n_user);
+    d = XXH3_128bits_digest(h);
+    XXH3_freeState(h);
+    snprintf(p->share, sizeof p->share, "%016llx%016llx", (unsigned long long)d.high64, (unsigned long long)d.low64);
     return true;
 }
 

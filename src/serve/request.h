@@ -24,7 +24,15 @@ const json_t *req_get(const json_t *o, const char *key); /* NULL when absent or 
 bool req_bool(const json_t *o, const char *key, bool *v, serve_error *e);
 bool req_num(const json_t *o, const char *key, double lo, double hi, double *v, serve_error *e);
 bool req_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *v, serve_error *e);
+/* n NULL: a name, compared as a C string, so that a NUL inside is a 400; *v holds none. */
 bool req_str(const json_t *o, const char *key, const char **v, size_t *n, serve_error *e);
+/* The text of a JSON string that is a name; NULL for anything else, also for a string with a NUL inside. */
+const char *json_name(const json_t *v);
+/* "high", "normal", "low" or -1, 0, 1.  False: neither. */
+bool json_priority(const json_t *v, gen_priority *out);
+const char *priority_name(gen_priority p);
+/* The field `priority`; absent leaves *p. */
+bool req_priority(const json_t *o, gen_priority *p, serve_error *e);
 /* An integer in any JSON spelling (5, 5.0, 5e0). */
 bool json_is_whole(const json_t *v, int64_t *out);
 
@@ -52,12 +60,16 @@ typedef struct {
     bool base64;         /* embeddings: how vectors are written */
     bool seed_given;
     uint64_t queue_timeout_us, first_token_timeout_us, total_timeout_us;
+    gen_priority priority;
+    char share[40];      /* whose fair share it takes: a digest of key and user, never shown; "" for nobody in particular */
 } gen_params;
 
 void gen_params_deinit(gen_params *p);
 /* Everything but messages, prompt and logprobs (whose shapes differ by dialect). */
 bool gen_params_read(server *s, const json_t *body, bool has_big_seed, uint64_t big_seed, gen_params *p,
                      serve_error *e);
+/* priority and share of every dialect that computes.  key: 1 + index of the API key that let the request in, or 0. */
+bool request_read_class(server *s, const json_t *body, size_t key, gen_params *p, serve_error *e);
 /* model: absent, empty or one we answer to; else 404 naming what there is. */
 bool request_check_model(server *s, const json_t *body, serve_error *e);
 

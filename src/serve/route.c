@@ -28,6 +28,7 @@ static const route routes[] = {
     {"/v1/models/", "GET, HEAD, OPTIONS", .get = control_models},
     {"/v1/heddle/state", "GET, HEAD, OPTIONS", .get = control_state},
     {"/v1/heddle/cancel", "POST, OPTIONS", .post = control_cancel},
+    {"/v1/heddle/steer", "POST, OPTIONS", .post = control_steer},
     {"/v1/chat/completions", "POST, OPTIONS", .generate = &dialect_chat},
     {"/v1/completions", "POST, OPTIONS", .generate = &dialect_completions},
     {"/v1/embeddings", "POST, OPTIONS", .generate = &dialect_embeddings},
@@ -63,7 +64,7 @@ static bool same_secret(const char *given, const char *key) {
     return !diff;
 }
 
-static bool key_ok(const conn *c) {
+static bool key_ok(conn *c) {
     const server *s = c->srv;
     const char *auth = httpreq_get(&c->req, HTTPREQ_AUTHORIZATION), *given = httpreq_get(&c->req, HTTPREQ_X_API_KEY);
     bool ok = !s->opt.n_api_keys;
@@ -71,7 +72,9 @@ static bool key_ok(const conn *c) {
         given = auth + 7;
         while (*given == ' ') given++;
     }
-    for (size_t i = 0; i < s->opt.n_api_keys; i++) ok |= same_secret(given, s->keys[i]);
+    c->key = 0;
+    for (size_t i = 0; i < s->opt.n_api_keys; i++)
+        if (same_secret(given, s->keys[i])) ok = true, c->key = i + 1;
     return ok;
 }
 
@@ -83,6 +86,7 @@ void route_head(conn *c) {
     server_phase phase = server_phase_now(s);
     const route *r;
     c->route = NULL;
+    c->key = 0;
     c->allow = NULL;
     buf_clear(&c->path);
     if (m == HTTP_CONNECT) {

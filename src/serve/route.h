@@ -19,6 +19,7 @@ void control_models(conn *c);   /* c->path decides: the list or one */
 void control_metrics(conn *c);
 void control_state(conn *c);
 void control_cancel(conn *c);
+void control_steer(conn *c);
 void control_preflight(conn *c);
 
 #endif

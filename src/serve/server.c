@@ -253,6 +253,7 @@ hd_status server_open(server **out, engine *e, model *m, const server_options *o
     if (opt) s->opt = *opt;
     defaults(&s->opt);
     s->created = hd_wall_seconds();
+    s->share_salt = server_random_u64();
     if (!(s->host = hd_strdup(s->opt.host ? s->opt.host : "127.0.0.1")) ||
         !(s->cors_origin = hd_strdup(s->opt.cors_origin ? s->opt.cors_origin : "*")) ||
         !(s->recent = hd_calloc(RECENT_IDS, sizeof *s->recent)) || !(s->met = metrics_new())) {

@@ -30,6 +30,7 @@ struct server {
     char **keys, **aliases;
     uint16_t port;
     int64_t created;
+    uint64_t share_salt;
     struct event_base *base;
     pthread_t loop_thread;
     bool loop_started;

@@ -3,6 +3,7 @@
 
 #include "base/jsonw.h"
 #include "base/mem.h"
+#include "serve/request.h"
 
 #include <string.h>
 
@@ -33,10 +34,13 @@ bool state_write(server *s, hd_buf *out) {
         write_id(&w, r->id);
         jsonw_key(&w, "method"), jsonw_str(&w, r->method ? r->method : "autoregressive");
         jsonw_key(&w, "phase"), jsonw_str(&w, row_phase_name(r->phase));
+        jsonw_key(&w, "priority"), jsonw_str(&w, priority_name(r->priority));
         jsonw_key(&w, "prompt_tokens"), jsonw_uint(&w, r->prompt_tokens);
+        jsonw_key(&w, "prompt_done"), jsonw_uint(&w, r->prompt_done);
         jsonw_key(&w, "cached_tokens"), jsonw_uint(&w, r->cached_tokens);
         jsonw_key(&w, "generated_tokens"), jsonw_uint(&w, r->generated_tokens);
         jsonw_key(&w, "pages"), jsonw_uint(&w, r->pages);
+        jsonw_key(&w, "preemptions"), jsonw_uint(&w, r->preemptions);
         jsonw_obj_end(&w);
     }
     jsonw_arr_end(&w);
@@ -45,7 +49,12 @@ bool state_write(server *s, hd_buf *out) {
         const row_view *r = &v.queue[i];
         jsonw_obj(&w);
         write_id(&w, r->id);
+        jsonw_key(&w, "method"), jsonw_str(&w, r->method ? r->method : "autoregressive");
+        jsonw_key(&w, "phase"), jsonw_str(&w, row_phase_name(r->phase));
+        jsonw_key(&w, "priority"), jsonw_str(&w, priority_name(r->priority));
+        jsonw_key(&w, "prompt_tokens"), jsonw_uint(&w, r->prompt_tokens);
         jsonw_key(&w, "reason"), jsonw_str(&w, r->wait_reason ? r->wait_reason : "order");
+        jsonw_key(&w, "waited_ms"), jsonw_uint(&w, r->waited_ms);
         jsonw_key(&w, "expected_wait_ms"), jsonw_uint(&w, r->expected_wait_ms);
         jsonw_obj_end(&w);
     }
@@ -61,8 +70,17 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "count"), jsonw_uint(&w, v.steps);
     jsonw_key(&w, "tokens_last"), jsonw_uint(&w, v.step_tokens_last);
     jsonw_key(&w, "ms_p50"), jsonw_num(&w, v.step_ms_p50);
+    jsonw_key(&w, "ms_max"), jsonw_num(&w, v.step_ms_max);
     jsonw_obj_end(&w);
-    /* beyond the contract: what the server itself holds */
+    /* beyond the contract: limits, and what the server itself holds */
+    jsonw_key(&w, "limits"), jsonw_obj(&w);
+    jsonw_key(&w, "context"), jsonw_uint(&w, v.ctx);
+    jsonw_key(&w, "max_rows"), jsonw_uint(&w, v.max_rows);
+    jsonw_key(&w, "max_queued"), jsonw_uint(&w, v.max_queued);
+    jsonw_key(&w, "step_tokens"), jsonw_uint(&w, v.step_tokens);
+    jsonw_key(&w, "kv_bytes"), jsonw_uint(&w, v.kv_bytes_total);
+    jsonw_obj_end(&w);
+    jsonw_key(&w, "leases_waiting"), jsonw_uint(&w, v.leases_waiting);
     jsonw_key(&w, "planning"), jsonw_uint(&w, s->n_planning);
     jsonw_key(&w, "connections"), jsonw_uint(&w, s->n_conns);
     jsonw_key(&w, "body_bytes"), jsonw_uint(&w, s->body_bytes);
