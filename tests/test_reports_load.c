@@ -243,8 +243,8 @@ static void r013_control_never_waits_for_a_step(void **state) {
  * whole, the system prompt in front included. */
 static void r010_r015_nothing_is_cut(void **state) {
     static const char *const heads[] = {"{\"prompt\":\"", "{\"messages\":[{\"role\":\"user\",\"content\":\"",
-                                        "{\"messages\":[{\"role\":\"system\",\"content\":\"the code is 7734\"},"
-                                        "{\"role\":\"user\",\"content\":\"",
+                                        ("{\"messages\":[{\"role\":\"system\",\"content\":\"the code is 7734\"},"
+                                         "{\"role\":\"user\",\"content\":\""),
                                         "{\"prompt\":[\"short\",\""};
     static const char *const tails[] = {"\"", "\"}]", "\"}]", "\"]"};
     char *text = malloc(4096), *json = malloc(5000);
@@ -338,7 +338,7 @@ static void r016_a_flood_is_paced(void **state) {
 static void r103_the_mask_counts(void **state) {
     cpu_set_t mine;
     pid_t pid;
-    int st;
+    int st = -1;
     (void)state;
     assert_int_equal(sched_getaffinity(0, sizeof mine, &mine), 0);
     if (!(pid = fork())) {
