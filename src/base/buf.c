@@ -37,6 +37,13 @@ static bool reserve(hd_buf *b, size_t n) {
     return true;
 }
 
+bool buf_reserve(hd_buf *b, size_t n) {
+    if (b->failed || n > b->max_bytes - b->len) return false;
+    if (!hd_grow(&b->data, &b->cap, b->len + n + 1, 1, b->max_bytes + 1)) return false;
+    b->data[b->len] = 0;
+    return true;
+}
+
 bool buf_add(hd_buf *b, const void *p, size_t n) {
     if (!reserve(b, n)) return false;
     if (n) memcpy(b->data + b->len, p, n);

@@ -20,6 +20,8 @@ typedef struct {
 void buf_init(hd_buf *b, size_t max_bytes);
 void buf_deinit(hd_buf *b);
 void buf_clear(hd_buf *b); /* keeps the memory; also clears `failed` */
+/* Make room for n more bytes, so that appending them holds.  False: there is none, and the buffer is as it was. */
+bool buf_reserve(hd_buf *b, size_t n);
 bool buf_add(hd_buf *b, const void *p, size_t n);
 bool buf_str(hd_buf *b, const char *s);
 bool buf_byte(hd_buf *b, char c);

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <time.h>
 
+enum { LEASE_RETRY_US = 1000 }; /* the line of leases was full, or there was no memory to stand in it */
+
 const hd_clock *engine_clock(const engine *e) { return e->opt.clock; }
 collect_pool *engine_collect_pool(engine *e) { return e->pool; }
 
@@ -140,6 +142,7 @@ void engine_uncall(engine *e, session *s) {
 void engine_requeue(engine *e, session *s) {
     pthread_mutex_lock(&e->mu);
     line_push(&e->waiting, s);
+    if (executor_due(s) < e->line_due_us) e->line_due_us = executor_due(s);
     e->line_changed = true;
     pthread_mutex_unlock(&e->mu);
 }
@@ -212,19 +215,19 @@ static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t admit(engine *e) {
     executor *x = &e->x;
     uint64_t now = hd_now_us(e->opt.clock), due = UINT64_MAX;
-    bool someone, changed;
+    bool someone, changed, refused;
     pthread_mutex_lock(&e->mu);
     someone = e->waiting.n_waiting;
     changed = e->line_changed || x->freed || now >= e->rank_due_us;
     e->line_changed = x->freed = false;
     if (!changed) due = e->rank_due_us;
     pthread_mutex_unlock(&e->mu);
-    if (!engine_may_run(e, someone)) {
+    if (!engine_may_run(e, someone, &refused)) {
         pthread_mutex_lock(&e->mu);
         for (int i = 0; i < N_PRIORITIES; i++) e->reason[i] = "exclusive_job";
         e->line_changed = true;
         pthread_mutex_unlock(&e->mu);
-        return UINT64_MAX; /* the coordinator wakes us */
+        return refused ? now + LEASE_RETRY_US : UINT64_MAX; /* else the coordinator wakes us */
     }
     if (!someone || !changed) return someone ? due : UINT64_MAX;
     while (admit_one(e)) {}
@@ -272,9 +275,14 @@ static uint64_t turn(engine *e) {
     stepped = executor_step(x);
     ended = rows != x->n_rows;
     engine_copy_view(e, stepped, hd_now_us(e->opt.clock) - t0, ended || !stepped || e->opt.manual);
-    if (stepped) return 0;
+    if (stepped || ended) return 0; /* a row that gave way in vain may let another in */
     /* Rows that paused in this very turn have a deadline that the sweep before it could not know. */
+    rows = x->n_rows;
     due = min_u64(due, executor_sweep(x));
+    if (rows != x->n_rows) { /* what they held may let others in */
+        engine_copy_view(e, false, 0, true);
+        return 0;
+    }
     return due ? due : 1;
 }
 
@@ -307,6 +315,7 @@ static void *engine_main(void *ctx) {
 /* ---- opening and closing ---- */
 
 static void engine_free(engine *e) {
+    collect_pool_leave(e->pool); /* sessions that are over may still be read */
     coordinator_free(e->leases);
     line_deinit(&e->waiting);
     executor_close(&e->x);
@@ -342,7 +351,7 @@ hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err 
     pthread_cond_init(&e->wake, &attr);
     pthread_condattr_destroy(&attr);
     atomic_store(&e->t_progress_us, hd_now_us(e->opt.clock));
-    if (!(e->rows = hd_calloc(e->opt.max_rows, sizeof *e->rows)) || !(e->pool = collect_pool_new(e->opt.collect_tokens)))
+    if (!(e->rows = hd_calloc(e->opt.max_rows, sizeof *e->rows)) || !(e->pool = collect_pool_new(e, e->opt.collect_tokens)))
         st = hd_fail(err, HD_NOMEM, "engine: no memory");
     else if (!(st = coordinator_new(&e->leases, e->opt.max_leases_queued, err)) && !e->opt.manual &&
              pthread_create(&e->thread, NULL, engine_main, e))

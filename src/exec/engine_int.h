@@ -73,8 +73,9 @@ void engine_requeue(engine *e, session *s); /* its row gave way */
 void engine_copy_view(engine *e, bool stepped, uint64_t step_us, bool force);
 
 /* exclusive.c */
-/* Is the executor allowed to run rows now?  Asks for its lease if there is something to run. */
-bool engine_may_run(engine *e, bool wanted);
+/* Is the executor allowed to run rows now?  Asks for its lease if there is something to run; *refused: it got neither the
+ * lease nor a place in the line. */
+bool engine_may_run(engine *e, bool wanted, bool *refused);
 /* Give the lease up once no row runs, preempt rows that a job has waited for long enough, run a granted job.  Returns when
  * the next job's patience ends (UINT64_MAX: none). */
 uint64_t engine_serve_jobs(engine *e);

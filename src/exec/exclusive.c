@@ -77,16 +77,19 @@ static void on_shared(void *ctx, lease *l, hd_status st) {
     engine_wake(e);
 }
 
-bool engine_may_run(engine *e, bool wanted) {
+bool engine_may_run(engine *e, bool wanted, bool *refused) {
     coordinator_view v = coordinator_look(e->leases);
     int state = atomic_load(&e->shared_state);
+    *refused = false;
     if (state == SHARED_HELD) return !v.waiting_exclusive;
     if (state == SHARED_NONE && wanted) {
         lease *l;
         hd_err err;
         atomic_store(&e->shared_state, SHARED_ASKED);
-        if (coordinator_acquire(e->leases, LEASE_SHARED, e, NULL, on_shared, e, &l, &err))
-            atomic_store(&e->shared_state, SHARED_NONE); /* the line of leases is full: at the next turn */
+        if (coordinator_acquire(e->leases, LEASE_SHARED, e, NULL, on_shared, e, &l, &err)) {
+            atomic_store(&e->shared_state, SHARED_NONE);
+            *refused = true; /* nobody will tell us: ask again soon */
+        }
         state = atomic_load(&e->shared_state);
     }
     return state == SHARED_HELD;
@@ -115,7 +118,8 @@ uint64_t engine_serve_jobs(engine *e) {
         coordinator_view v = coordinator_look(e->leases);
         if (v.waiting_exclusive) {
             pthread_mutex_lock(&e->mu);
-            if (e->jobs) due = e->jobs->due_us;
+            for (const exclusive *j = e->jobs; j; j = j->next) /* who waits behind a patient one may be in a hurry */
+                if (j->due_us < due) due = j->due_us;
             pthread_mutex_unlock(&e->mu);
             if (due <= hd_now_us(e->opt.clock)) executor_preempt_all(&e->x), due = UINT64_MAX;
         }

@@ -334,8 +334,17 @@ static void trace_end(executor *x, const session *s, const row *r, const gen_eve
     trace_mark(t, finish_reason_name(end->finish), s->copy.id, s->order, now);
 }
 
+/* The text that the end released.  Without memory for it the request has not ended as it says. */
+static void hand_tail(executor *x, session *s, gen_event *end) {
+    if (!x->text_b.failed && session_push_tail(s, buf_cstr(&x->text_b), x->text_b.len)) return;
+    if (end->finish == FINISH_CANCELLED) return;
+    end->finish = FINISH_FAILED;
+    hd_fail(&end->err, HD_NOMEM, "no memory for a request's text");
+}
+
 static void settle(executor *x, session *s, row *r, gen_event *end) {
     uint64_t now = hd_now_us(x->opt.clock);
+    hand_tail(x, s, end);
     fill_stats(end, s, r, now);
     count_end(x, end);
     if (r) {
@@ -347,9 +356,9 @@ static void settle(executor *x, session *s, row *r, gen_event *end) {
     s->row = NULL;
     if (PLANTED(PLANT_SETTLE_TWICE) && end->finish == FINISH_CANCELLED) {
         count_end(x, end);
-        session_finish(s, end, "", 0);
+        session_finish(s, end);
     }
-    session_finish(s, end, buf_cstr(&x->text_b), x->text_b.len);
+    session_finish(s, end);
 }
 
 static void add_tail(executor *x, row *r) {

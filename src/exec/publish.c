@@ -77,6 +77,18 @@ static void note_time(row *r) {
     r->t_last_us = now;
 }
 
+/* No memory for the text of the token just added: the row ends before it. */
+static void take_back(row *r) {
+    hd_err err;
+    r->n_tokens--;
+    r->n_generated--;
+    r->x->generated_tokens--;
+    r->closed_text = true; /* what is held may be part of the token */
+    r->end.stop_index = -1;
+    hd_fail(&err, HD_NOMEM, "no memory for a request's text");
+    row_fail(r, &err);
+}
+
 bool row_publish(row *r, const sample_result *s) {
     executor *x = r->x;
     session_record rec = {.kind = EV_TOKEN, .position = r->n_tokens, .sample = *s};
@@ -102,7 +114,7 @@ bool row_publish(row *r, const sample_result *s) {
         row_end(r, FINISH_LENGTH);
     }
     rec.n_text = (uint32_t)x->text_b.len;
-    session_push(r->s, &rec, buf_cstr(&x->text_b));
+    if (x->text_a.failed || x->text_b.failed || !session_push(r->s, &rec, buf_cstr(&x->text_b))) take_back(r);
     return !r->ended;
 }
 
@@ -114,6 +126,10 @@ void row_tail(row *r, hd_buf *out) {
     r->closed_text = true;
     buf_clear(&x->text_a);
     detok_finish(&r->detok, &x->text_a);
+    if (x->text_a.failed) {
+        out->failed = x->text_a.failed;
+        return;
+    }
     if (!stop_push(r->stops, buf_cstr(&x->text_a), x->text_a.len, out, &which) && !stop_finish(r->stops, out, &which)) return;
     if (r->end.finish != FINISH_STOP && r->end.finish != FINISH_LENGTH) return;
     r->end.finish = FINISH_STOP;

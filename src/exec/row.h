@@ -15,7 +15,7 @@ typedef struct executor executor;
 /* What a segment may ask for in this step. */
 typedef struct {
     uint32_t tokens; /* positions; >= 1 */
-    uint32_t logits; /* positions that want logits; >= 1 */
+    uint32_t logits; /* positions that want logits, each of which may publish one event; >= 1 */
 } step_grant;
 
 /* An algorithm that produces a row's output.  Calls come from the executor's thread, in this order: open, then plan and

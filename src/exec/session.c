@@ -23,16 +23,36 @@ const char *row_phase_name(row_phase p) {
     return "unknown";
 }
 
-collect_pool *collect_pool_new(uint64_t limit) {
+collect_pool *collect_pool_new(engine *e, uint64_t limit) {
     collect_pool *p = hd_calloc(1, sizeof *p);
     if (!p) return NULL;
     p->limit = limit > INT64_MAX ? INT64_MAX : (long long)limit;
     atomic_store(&p->refs, 1);
+    pthread_mutex_init(&p->mu, NULL);
+    p->engine = e;
     return p;
 }
 
 void collect_pool_unref(collect_pool *p) {
-    if (p && atomic_fetch_sub(&p->refs, 1) == 1) hd_free(p);
+    if (!p || atomic_fetch_sub(&p->refs, 1) != 1) return;
+    pthread_mutex_destroy(&p->mu);
+    hd_free(p);
+}
+
+void collect_pool_leave(collect_pool *p) {
+    if (!p) return;
+    pthread_mutex_lock(&p->mu);
+    p->engine = NULL;
+    pthread_mutex_unlock(&p->mu);
+}
+
+/* n records less.  Another session's row may wait for the room, so its own being starved or over does not matter. */
+static void pool_release(collect_pool *p, uint32_t n) {
+    long long was = atomic_fetch_sub(&p->held, n);
+    if (was < p->limit || was - n >= p->limit) return;
+    pthread_mutex_lock(&p->mu);
+    if (p->engine) engine_wake(p->engine);
+    pthread_mutex_unlock(&p->mu);
 }
 
 static void copy_deinit(gen_copy *c) {
@@ -113,7 +133,7 @@ void session_unsubscribe(session *s) {
 void session_destroy(session *s) {
     if (!s) return;
     session_unsubscribe(s);
-    if (s->collect) atomic_fetch_sub(&s->pool->held, s->n);
+    if (s->collect) pool_release(s->pool, s->n);
     collect_pool_unref(s->pool);
     copy_deinit(&s->copy);
     hd_free(s->vector);
@@ -212,14 +232,19 @@ static void tell_reader(session *s) {
     if (s->notify) s->notify(s->notify_ctx);
 }
 
-void session_push(session *s, const session_record *r, const char *text) {
+bool session_push(session *s, const session_record *r, const char *text) {
     pthread_mutex_lock(&s->mu);
     HD_ASSERT(s->n < s->cap && !s->over);
+    if (r->n_text && !buf_reserve(&s->text, r->n_text)) {
+        pthread_mutex_unlock(&s->mu);
+        return false;
+    }
     s->ring[(s->head + s->n++) % s->cap] = *r;
     if (s->collect) atomic_fetch_add(&s->pool->held, 1);
-    buf_add(&s->text, text, r->n_text);
+    if (r->n_text) buf_add(&s->text, text, r->n_text);
     tell_reader(s);
     pthread_mutex_unlock(&s->mu);
+    return true;
 }
 
 void session_push_logits(session *s, uint64_t position, const float *logits) {
@@ -248,13 +273,20 @@ uint64_t session_last_read(session *s) {
     return t;
 }
 
-void session_finish(session *s, const gen_event *end, const char *tail, size_t n_tail) {
+bool session_push_tail(session *s, const char *tail, size_t n) {
+    bool held;
+    pthread_mutex_lock(&s->mu);
+    if ((held = !n || buf_reserve(&s->tail, n)) && n) buf_add(&s->tail, tail, n);
+    pthread_mutex_unlock(&s->mu);
+    return held;
+}
+
+void session_finish(session *s, const gen_event *end) {
     bool gone;
     session_unsubscribe(s);
     pthread_mutex_lock(&s->mu);
     HD_ASSERT(!s->over);
     s->end = *end;
-    buf_add(&s->tail, tail, n_tail);
     s->over = true;
     if (s->submitted) engine_uncall(s->engine, s); /* no call can come after this */
     gone = s->reader_gone;
@@ -265,7 +297,8 @@ void session_finish(session *s, const gen_event *end, const char *tail, size_t n
 
 /* ---- reader ---- */
 
-/* Under mu.  The end is only told after the records, the logits and the tail. */
+/* Under mu.  The end is only told after the records, the logits and the tail.  Without memory for the copy of a record's
+ * text nothing is taken: the reader finds it at its next call. */
 static void take_next(session *s, gen_event *ev) {
     memset(ev, 0, sizeof *ev);
     if (s->n_logits) {
@@ -276,16 +309,17 @@ static void take_next(session *s, gen_event *ev) {
         s->n_logits--;
     } else if (s->n) {
         const session_record *r = &s->ring[s->head];
+        buf_clear(&s->out);
+        if (r->n_text && !buf_reserve(&s->out, r->n_text)) return;
         ev->kind = r->kind;
         ev->position = r->position;
         ev->sample = r->sample;
-        buf_clear(&s->out);
-        buf_add(&s->out, s->text.data ? s->text.data + s->text_at : "", r->n_text);
+        if (r->n_text) buf_add(&s->out, s->text.data + s->text_at, r->n_text);
         ev->text = buf_cstr(&s->out);
         ev->n_text = s->out.len;
         s->text_at += r->n_text;
         s->head = (s->head + 1) % s->cap;
-        if (s->collect) atomic_fetch_sub(&s->pool->held, 1);
+        if (s->collect) pool_release(s->pool, 1);
         if (!--s->n) buf_clear(&s->text), s->text_at = 0;
     } else if (s->vector) {
         hd_free(s->vector_out);

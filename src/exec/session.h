@@ -15,6 +15,8 @@
 
 #ifdef HD_HOSTILE
 enum { SESSION_MAX_TOKENS = 1, SESSION_MAX_TEXT = 8, SESSION_LOGITS = 1 };
+#elif defined HD_PLANT /* the explorer's build (tests/sim): short schedules must fill it */
+enum { SESSION_MAX_TOKENS = 12, SESSION_MAX_TEXT = 1 << 10, SESSION_LOGITS = 8 };
 #else
 enum { SESSION_MAX_TOKENS = 256, SESSION_MAX_TEXT = 64 << 10, SESSION_LOGITS = 8 };
 #endif
@@ -41,8 +43,11 @@ typedef struct {
     atomic_llong held;
     long long limit;
     atomic_int refs;
+    pthread_mutex_t mu; /* guards engine; after session->mu, before wake_mu */
+    engine *engine;     /* to be woken when there is room again; NULL once it closes */
 } collect_pool;
-collect_pool *collect_pool_new(uint64_t limit);
+collect_pool *collect_pool_new(engine *e, uint64_t limit);
+void collect_pool_leave(collect_pool *p); /* the engine closes */
 void collect_pool_unref(collect_pool *p);
 
 /* What a steering call left for the executor; under mu. */
@@ -118,12 +123,15 @@ uint32_t session_room(session *s, bool oldest);
 /* Take the steering that waits, but for the forced tokens, which are taken one by one where a token is due. */
 void session_take_steer(session *s, session_steer *out);
 uint32_t session_take_forced(session *s, int32_t *ids, uint32_t max);
-void session_push(session *s, const session_record *r, const char *text);
+/* False: no memory for the text; nothing has changed. */
+bool session_push(session *s, const session_record *r, const char *text);
 void session_push_logits(session *s, uint64_t position, const float *logits);
 /* v is the session's from now on. */
 void session_push_vector(session *s, float *v, size_t n);
 uint64_t session_last_read(session *s);
-/* The end: tail text and the final event.  Exactly once.  May free the session if the reader has gone. */
-void session_finish(session *s, const gen_event *end, const char *tail, size_t n_tail);
+/* Text that the end released, before session_finish.  False: no memory for it. */
+bool session_push_tail(session *s, const char *tail, size_t n);
+/* The end.  Exactly once.  May free the session if the reader has gone. */
+void session_finish(session *s, const gen_event *end);
 
 #endif

@@ -36,6 +36,7 @@ static void plan_row(executor *x, row *r, step_plan *p, step_grant grant) {
     note_pause(x, r, room == 0);
     if (!room && !PLANTED(PLANT_PLAN_PAUSED)) return;
     if (room < grant.tokens && (scores(r) || r->n_tokens - r->n_done <= 1)) grant.tokens = room ? room : 1;
+    if (room < grant.logits) grant.logits = room ? room : 1; /* each position with logits may publish */
     if (!r->method->plan(r, &grant, g)) return;
     HD_ASSERT(g->n && g->n <= grant.tokens && g->n - g->first_logits <= grant.logits && g->pos0 == r->n_done);
     p->tokens -= g->n < p->tokens ? g->n : p->tokens;
