@@ -1,5 +1,8 @@
 # Short names for the scripts; CMakeLists.txt is the build.
-.PHONY: demo setup test quick bench fuzz format install
+# make sim SEEDS=N explores N schedules (tests/sim).
+sim:
+	@scripts/sim --seeds $(or $(SEEDS),2000)
+.PHONY: sim demo setup test quick bench fuzz format install
 demo setup test quick bench format:
 	@scripts/$@ $(ARGS)
 fuzz:
