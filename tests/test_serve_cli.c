@@ -8,12 +8,16 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <jansson.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -189,10 +193,12 @@ static void signals_during_a_long_prefill(void **state) {
 }
 
 static void wrong_usage(void **state) {
-    static const char *const cases[][3] = {{"--nonsense", NULL}, {"--port", "70000", NULL}, {"--comment-interval", "0", NULL}};
+    static const char *const cases[][3] = {{"--nonsense", NULL}, {"--port", "70000", NULL}, {"--comment-interval", "0", NULL},
+                                             {"--comment-interval", "3601", NULL}, {"--drain-timeout", "3601", NULL},
+                                             {"--drain-timeout", "-1", NULL}, {"--stuck-timeout", "0", NULL}};
     proc p;
     (void)state;
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         start(&p, false, cases[i]);
         assert_int_equal(end(&p, 5000), 64);
     }
@@ -208,6 +214,100 @@ static void wrong_usage(void **state) {
     }
 }
 
+/* Standard output of `heddle ARGS`; its exit status. */
+static int output(const char *args, char *out, size_t size) {
+    char cmd[500];
+    FILE *f;
+    size_t n;
+    int rc;
+    snprintf(cmd, sizeof cmd, "%s %s", HEDDLE_BIN, args);
+    assert_non_null(f = popen(cmd, "r"));
+    n = fread(out, 1, size - 1, f);
+    out[n] = 0;
+    rc = pclose(f);
+    return WIFEXITED(rc) ? WEXITSTATUS(rc) : -1;
+}
+
+/* The doctor on a server that works and has somebody waiting, on one that wants a key, and where there is none. */
+static void doctor(void **state) {
+    static const char *const more[] = {"--max-rows", "1", "--api-key", "sesame", NULL};
+    static const char auth[] = "Authorization: Bearer sesame\r\n";
+    char out[20000], args[200];
+    client a, b;
+    json_t *v;
+    proc p;
+    (void)state;
+    start(&p, true, more);
+    assert_true(client_open(&a, p.port) && client_request(&a, "POST", "/v1/chat/completions", auth, RUN("")));
+    assert_true(client_until(&a, "id: 2", 5000));
+    assert_true(client_open(&b, p.port) && client_request(&b, "POST", "/v1/chat/completions", auth, RUN("")));
+    assert_true(client_until(&b, "id: 0", 5000)); /* accepted: it waits */
+    snprintf(args, sizeof args, "doctor --json --url http://127.0.0.1:%u/ --api-key sesame", p.port);
+    assert_int_equal(output(args, out, sizeof out), 0);
+    assert_non_null(v = json_loads(out, 0, NULL));
+    assert_true(json_integer_value(json_object_get(json_object_get(v, "machine"), "threads")) >= 1);
+    assert_true(json_integer_value(json_object_get(json_object_get(v, "machine"), "memory_limit_bytes")) > 0);
+    assert_string_equal(json_string_value(json_object_get(json_object_get(v, "server"), "health")), "ok");
+    assert_int_equal(json_array_size(json_object_get(json_object_get(v, "server"), "queue")), 1);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(json_object_get(v, "server"), "limits"), "max_rows")), 1);
+    json_decref(v);
+    snprintf(args, sizeof args, "doctor --url http://127.0.0.1:%u --api-key sesame", p.port);
+    assert_int_equal(output(args, out, sizeof out), 0);
+    assert_non_null(strstr(out, "all rows are taken; waited "));
+    snprintf(args, sizeof args, "doctor --url http://127.0.0.1:%u", p.port);
+    assert_int_equal(output(args, out, sizeof out), 0);
+    assert_non_null(strstr(out, "needs a key"));
+    client_close(&a);
+    client_close(&b);
+    kill(p.pid, SIGTERM);
+    assert_int_equal(end(&p, 5000), 0);
+    snprintf(args, sizeof args, "doctor --url http://127.0.0.1:%u", p.port); /* gone now */
+    assert_int_equal(output(args, out, sizeof out), 1);
+    assert_non_null(strstr(out, "none answers"));
+    assert_int_equal(output("doctor --url file:///etc/passwd", out, sizeof out), 1);
+    assert_int_equal(output("doctor extra 2>&1", out, sizeof out), 64);
+}
+
+/* Something that takes the connection and says nothing costs two seconds. */
+static void doctor_is_patient_for_two_seconds(void **state) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    uint64_t t = now_ms();
+    char out[4000], args[100];
+    (void)state;
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at) | listen(fd, 5) | getsockname(fd, (struct sockaddr *)&at, &n), 0);
+    snprintf(args, sizeof args, "doctor --url http://127.0.0.1:%u", ntohs(at.sin_port));
+    assert_int_equal(output(args, out, sizeof out), 1);
+    assert_true(now_ms() - t < 6000);
+    close(fd);
+}
+
+static void traces(void **state) {
+    static const char *const wanted[] = {"read", "parse", "tokenise", "submit", "prefill", "decode", "forward"};
+    char file[] = "/tmp/heddle-trace-XXXXXX";
+    const char *const more[] = {"--trace", file, NULL};
+    json_t *v, *one;
+    size_t i;
+    char *body;
+    proc p;
+    (void)state;
+    close(mkstemp(file));
+    start(&p, true, more);
+    assert_int_equal(client_once(p.port, "POST", "/v1/completions", NULL, "{\"prompt\":\"run\",\"max_tokens\":3}", &body), 200);
+    hd_free(body);
+    kill(p.pid, SIGTERM);
+    assert_int_equal(end(&p, 5000), 0);
+    assert_non_null(v = json_load_file(file, 0, NULL));
+    for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
+        bool seen = false;
+        json_array_foreach(v, i, one) seen |= !strcmp(json_string_value(json_object_get(one, "name")), wanted[k]);
+        if (!seen) fail_msg("no span called %s", wanted[k]);
+    }
+    json_decref(v);
+    unlink(file);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(serves_and_drains),
@@ -215,6 +315,9 @@ int main(void) {
         cmocka_unit_test(second_signal_ends_at_once),
         cmocka_unit_test(signals_during_a_long_prefill),
         cmocka_unit_test(wrong_usage),
+        cmocka_unit_test(doctor),
+        cmocka_unit_test(doctor_is_patient_for_two_seconds),
+        cmocka_unit_test(traces),
     };
     return cmocka_run_group_tests(tests, write_files, remove_files);
 }

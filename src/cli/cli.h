@@ -11,6 +11,7 @@
     X(logits, "raw logits of a text")                                                                                  \
     X(perplexity, "perplexity of a text file")                                                                         \
     X(bench, "speed of a model on this machine")                                                                       \
+    X(doctor, "what this machine offers, and how a server is doing")                                                   \
     X(detokenize, "token ids to text")                                                                                 \
     X(inspect, "what a model file holds")                                                                              \
     X(render, "a conversation through a chat template")                                                                \

@@ -168,6 +168,11 @@ int cmd_serve(int argc, char **argv) {
     sigaddset(&stops, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &stops, &old);
     signal(SIGPIPE, SIG_IGN);
+    if (mo.trace_path && trace_open(&mo.trace, mo.trace_path, 0, &err)) {
+        rc = fail_with(&err);
+        goto out;
+    }
+    so.trace = mo.trace;
     if (server_open(&srv, NULL, NULL, &so, &err)) {
         rc = fail_with(&err);
         goto out;
@@ -196,6 +201,7 @@ int cmd_serve(int argc, char **argv) {
 out:
     server_close(srv);
     loaded_close(&ld.l);
+    trace_close(mo.trace);
     buf_deinit(&key_text);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return rc;

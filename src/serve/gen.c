@@ -40,11 +40,23 @@ static void choice_deinit(choice *ch) {
     hd_free(ch->pending);
 }
 
+enum { TRACE_FIRST = 1000000000 }; /* lines of sessions are numbered from 0 */
+
+uint64_t gen_trace(const gen *g, const char *name, uint64_t t0_us, const char *arg, uint64_t v) {
+    trace *t = g->srv->opt.trace;
+    uint64_t now;
+    if (!t) return 0;
+    now = server_now_us();
+    trace_request(t, name, g->id[0] ? g->id : g->d->name, g->trace_order, t0_us, now, arg, v);
+    return now;
+}
+
 /* Back to the pool.  The planner is not working on it. */
 static void release(gen *g) {
     static const struct timeval at_once = {0, 0};
     server *s = g->srv;
     if (g->phase == GEN_PLANNING) s->n_planning--;
+    gen_trace(g, g->d->name, g->t_begin_us, "choices", g->n_choices);
     if (g->timer) event_free(g->timer);
     g->timer = NULL;
     for (uint32_t i = 0; i < g->n_choices; i++) {
@@ -103,6 +115,8 @@ void gen_start(conn *c, const dialect *d) {
     g->key = c->key;
     g->created = hd_wall_seconds();
     g->t_start_us = server_now_us();
+    g->t_begin_us = c->t_begin_us;
+    g->trace_order = TRACE_FIRST + s->n_started++ % TRACE_FIRST;
     g->event_no = 0;
     g->n_done = g->n_submitted = 0;
     g->collecting = g->held = g->ending = false;
@@ -120,6 +134,7 @@ void gen_start(conn *c, const dialect *d) {
         server_random_id(g->id + n, 24);
     }
     http_take_body(c, &g->body, &g->body_counted);
+    gen_trace(g, "read", g->t_begin_us, "bytes", g->body.len);
     link_gen(g);
     s->n_planning++;
     c->gen = g;

@@ -84,7 +84,9 @@ struct gen {
     gen *prev, *next;
     struct event *timer; /* comments; keeps a paused collection's sessions read */
     size_t body_counted;
+    uint64_t t_begin_us; /* first byte of its request */
     uint64_t t_start_us, t_last_write_us;
+    uint64_t trace_order;
     uint64_t event_no;
     size_t key;          /* of the connection */
     uint32_t n_done;
@@ -142,6 +144,8 @@ void gen_free_all(server *s); /* at close, when the planners are gone */
 
 /* Planner thread: the sessions of g->prompts.  Fills g->error on failure. */
 void gen_submit(gen *g);
+/* A span of its line in the trace, from t0 to now; nothing without a trace.  Returns now. */
+uint64_t gen_trace(const gen *g, const char *name, uint64_t t0_us, const char *arg, uint64_t v);
 /* The number for the next data event. */
 static inline uint64_t gen_next_event(gen *g) { return g->event_no++; }
 /* Sums over choices. */

@@ -261,7 +261,10 @@ static void http_read(conn *c) {
             break;
         }
         if (!have) break;
-        if (!httpreq_begun(&c->req)) arm(c, s->opt.head_timeout_us);
+        if (!httpreq_begun(&c->req)) {
+            c->t_begin_us = server_now_us();
+            arm(c, s->opt.head_timeout_us);
+        }
         if (evbuffer_peek(in, -1, NULL, &v, 1) < 1) break;
         n = httpreq_feed(&c->req, v.iov_base, v.iov_len);
         evbuffer_drain(in, n);

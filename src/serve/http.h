@@ -44,6 +44,7 @@ struct conn {
     size_t key;          /* 1 + index of the API key that was given, 0: none */
     gen *gen;            /* BUSY: what will answer */
     size_t counted;      /* of srv->body_bytes */
+    uint64_t t_begin_us; /* first byte of the request */
     uint64_t t_body_end_us, t_linger_end_us;
     uint64_t lingered;
 };

@@ -19,14 +19,27 @@ struct planner {
     bool stop;
 };
 
+static bool plan_body(gen *g, const json_t *body) {
+    serve_error *e = &g->error;
+    return request_check_model(g->srv, body, e) && (!g->d->id_prefix || request_read_class(g->srv, body, g->key, &g->plan, e)) &&
+           g->d->plan(g, body, e);
+}
+
 static void plan(gen *g) {
+    uint64_t t = gen_trace(g, "wait for a planner", g->t_start_us, NULL, 0);
     json_t *body;
     if (planner_unwanted(g)) return;
-    if (!(body = request_parse(g->body.data, g->body.len, &g->has_big_seed, &g->big_seed, &g->error))) return;
-    if (!planner_unwanted(g) && request_check_model(g->srv, body, &g->error) &&
-        (!g->d->id_prefix || request_read_class(g->srv, body, g->key, &g->plan, &g->error)) && g->d->plan(g, body, &g->error) &&
-        g->n_prompts && !planner_unwanted(g))
-        gen_submit(g);
+    body = request_parse(g->body.data, g->body.len, &g->has_big_seed, &g->big_seed, &g->error);
+    t = gen_trace(g, "parse", t, NULL, 0);
+    if (!body) return;
+    if (!planner_unwanted(g)) {
+        bool ok = plan_body(g, body);
+        t = gen_trace(g, "tokenise", t, "prompts", g->n_prompts);
+        if (ok && g->n_prompts && !planner_unwanted(g)) {
+            gen_submit(g);
+            gen_trace(g, "submit", t, "choices", g->n_choices);
+        }
+    }
     g->plan.stops = (hd_free(g->plan.stops), NULL); /* they point into the body */
     g->plan.n_stops = 0;
     json_decref(body);

@@ -37,6 +37,7 @@ typedef struct {
     size_t n_api_keys;
     const char *const *aliases;  /* further names of the model; "*" accepts any */
     size_t n_aliases;
+    trace *trace;                /* arrival, parsing and tokenising of requests; borrowed; NULL: nothing is written */
     const char *cors_origin;     /* "*": any page may call; otherwise the one origin that may */
 } server_options;
 

@@ -62,6 +62,7 @@ struct server {
     gen *gens, *gens_last;      /* in flight, oldest first */
     gen *gens_free;             /* pooled: a late notify may still point at one */
     uint32_t n_gens, n_planning;
+    uint64_t n_started;         /* generations ever */
     uint64_t collected_tokens;  /* held by unstreamed replies */
     metrics *met;
     char (*recent)[64];         /* ring of finished ids */
