@@ -43,7 +43,7 @@ class Server:
         self.port = self._port()
         self.lock = threading.Lock()
         self.did, self.statuses = collections.Counter(), collections.Counter()
-        self.samples, self.faults = [], []
+        self.samples, self.maps, self.faults = [], [], []
         self.canaries = 0
         self.want, self.chat, self.priorities = {}, False, []
 
@@ -93,6 +93,17 @@ class Server:
             anon = int(re.search(r"^Anonymous:\s+(\d+)", f.read(), re.M)[1]) * 1024
         return anon, len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
+    def regions(self):
+        """Anonymous KiB of each mapping, by its address and name."""
+        found, name = {}, ""
+        with open(f"/proc/{self.proc.pid}/smaps") as f:
+            for line in f:
+                if head := re.match(r"([0-9a-f]+)-[0-9a-f]+ .{4} \S+ \S+ \S+ *(.*)", line):
+                    name = f"{head[1]} {head[2]}".strip()
+                elif line.startswith("Anonymous:"):
+                    found[name] = int(line.split()[1])
+        return found
+
     # ---- canaries ----
 
     def ask(self, path, body):
@@ -125,13 +136,20 @@ class Server:
             body = {"prompt": "a", "max_tokens": 1, "priority": value}
             if self.post("/v1/completions", body)[0] == 200:
                 self.priorities.append(value)
-        # The high-water mark, so that the first sample has it: every row with a long prompt, and a full queue.
-        body = {"prompt": "the river and the door " * 80, "max_tokens": 100, "ignore_eos": True, "logprobs": 5}
-        many = [threading.Thread(target=self.post, args=("/v1/completions", body)) for _ in range(24)]
-        for t in many:
-            t.start()
-        for t in many:
-            t.join()
+        # The high-water mark, so that the first sample has it: every row with a long prompt, some that wait, prompts whose
+        # every position is scored, which needs the most workspace.  That is planned once and becomes resident when first used.
+        text = "the river and the door " * 80
+        generate = {"prompt": text, "max_tokens": 30, "ignore_eos": True, "logprobs": 5}
+        score = {"prompt": text[:600], "max_tokens": 4, "echo": True, "logprobs": 5}
+        chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "stream": True}
+        for path, body in [("/v1/completions", generate), ("/v1/completions", score), ("/v1/chat/completions", chat)]:
+            if "chat" in path and not self.chat:
+                continue
+            many = [threading.Thread(target=self.post, args=(path, body)) for _ in range(10)]
+            for t in many:
+                t.start()
+            for t in many:
+                t.join()
 
     def canary(self, rng):
         (path, body), want = rng.choice(sorted(self.want.items()))
@@ -158,6 +176,7 @@ class Server:
             self.fault(f"not at rest {IDLE_LIMIT:.0f} s after the last client: {str(state)[:400]}")
         time.sleep(2)
         self.samples.append(self.sample())
+        self.maps.append(self.regions())
 
     def finish(self):
         if self.proc.poll() is None:
@@ -176,7 +195,9 @@ class Server:
         allowed = max(base[0] // 100, 2 << 20)
         for i, (anon, fds, threads) in enumerate(self.samples):
             if anon - base[0] > allowed:
-                self.fault(f"sample {i + 1}: {(anon - base[0]) / 1048576:.2f} MiB more anonymous memory than the first")
+                first, now = self.maps[0], self.maps[i]
+                where = ", ".join(f"{k} {first.get(k, 0)} -> {v} KiB" for k, v in now.items() if v - first.get(k, 0) > 100)
+                self.fault(f"sample {i + 1}: {(anon - base[0]) / 1048576:.2f} MiB more anonymous memory than the first: {where}")
             if (fds, threads) != base[1:]:
                 self.fault(f"sample {i + 1}: {fds} descriptors, {threads} threads; the first had {base[1]}, {base[2]}")
         if not self.canaries:
