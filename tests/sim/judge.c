@@ -100,11 +100,11 @@ static void still_lives(sim_world *w, sim_slot *s, const sim_seen *b) {
 
 /* ---- progress ---- */
 
-/* Of those that ran in this turn; one that ended in it did. */
+/* Of those that ran in this turn; one that ended or gave way in it did. */
 static bool oldest_collecting(const sim_world *w, const sim_slot *s) {
     for (int i = 0; i < SIM_MAX_SLOTS; i++) {
         const sim_slot *o = &w->slot[i];
-        if (o->collect && o->order < s->order && ((o->used && o->seen.running) || o->ended_now)) return false;
+        if (o->collect && o->order < s->order && ((o->used && o->seen.running) || o->left_now)) return false;
     }
     return true;
 }
@@ -226,7 +226,7 @@ void judge_turn(sim_world *w, uint64_t slept_until) {
     progress = stepped || n_ended(&w->view) != n_ended(&vb) || w->view.exclusive_total != vb.exclusive_total;
     SIM_CHECK(w, !progress || slept_until <= w->now || w->half_read, "there was work, but the engine would have slept");
     check_counts(w, held);
-    for (int i = 0; i < SIM_MAX_SLOTS; i++) w->slot[i].ended_now = w->slot[i].used && before[i].live && !w->slot[i].seen.live;
+    for (int i = 0; i < SIM_MAX_SLOTS; i++) w->slot[i].left_now = w->slot[i].used && before[i].live && (!w->slot[i].seen.live || (before[i].running && !w->slot[i].seen.running));
     for (int i = 0; i < SIM_MAX_SLOTS; i++) {
         sim_slot *s = &w->slot[i];
         const sim_seen *b = &before[i];

@@ -20,7 +20,7 @@ typedef struct {
     sim_request r;
     oracle o;
     session *s;              /* NULL once freed */
-    bool stalled, done, was_row, ended_now;
+    bool stalled, done, was_row, left_now;
     sim_seen seen;
     uint64_t order, t_submit_us;
     gen_priority priority;
