@@ -243,6 +243,31 @@ static void an_idle_share_saves_nothing_up(void **state) {
     close_bench(&b);
 }
 
+static void new_shares_without_end_starve_nobody(void **state) {
+    bench b;
+    gen_request r = asks(2, 4);
+    int i = 1;
+    (void)state;
+    open_bench(&b, NULL, (engine_options){.max_rows = 1, .age_us = 10 * SECOND});
+    r.priority = PRIORITY_HIGH; /* so that no class helps anyone */
+    r.share = "old";            /* it has been served, so each newcomer has a better claim */
+    submit(&b, 0, &r);
+    while (!over(&b, 0)) turn(&b, 1);
+    submit(&b, N - 2, &r);
+    submit(&b, N - 1, &r);
+    for (; i < N - 2 && !over(&b, N - 1); i++) { /* one newcomer after another, always one in the line */
+        char key[16];
+        snprintf(key, sizeof key, "new-%d", i);
+        r.share = key;
+        submit(&b, i, &r);
+        b.now += SECOND;
+        turn(&b, 4);
+    }
+    assert_true(over(&b, N - 1));
+    assert_in_range(i, 10, 40); /* its turn came by age, after 30 s, not at once */
+    close_bench(&b);
+}
+
 /* ---- budget ---- */
 
 /* 32 pages of 4 tokens: 100 blocks of the report, scaled. */
@@ -650,6 +675,7 @@ int main(void) {
         cmocka_unit_test(one_that_aged_does_not_give_way),
         cmocka_unit_test(a_flood_of_one_share_leaves_the_other_its_part),
         cmocka_unit_test(an_idle_share_saves_nothing_up),
+        cmocka_unit_test(new_shares_without_end_starve_nobody),
         cmocka_unit_test(the_head_waits_for_pages_and_its_class_behind_it),
         cmocka_unit_test(what_never_fits_is_refused_with_numbers),
         cmocka_unit_test(growth_preempts_the_youngest),

@@ -120,11 +120,17 @@ uint32_t line_rank(const line *l, const session *s, uint64_t now_us) {
 
 static uint64_t start_of(const line *l, const session *s) { return s->share->vtime > l->vnow ? s->share->vtime : l->vnow; }
 
+static bool overdue(const line *l, const session *s, uint64_t now_us) {
+    return now_us > s->t_submit_us && (now_us - s->t_submit_us) / l->age_us >= LINE_OVERDUE_AGES;
+}
+
 /* Within one rank. */
-static bool before(const line *l, const session *a, const session *b) {
+static bool before(const line *l, const session *a, const session *b, uint64_t now_us) {
+    bool late_a = overdue(l, a, now_us), late_b = overdue(l, b, now_us);
     uint64_t sa, sb;
     if ((a->row != NULL) != (b->row != NULL)) return a->row != NULL;
-    if (a->row) return a->order < b->order;
+    if (a->row || (late_a && late_b)) return a->order < b->order;
+    if (late_a != late_b) return late_a;
     sa = start_of(l, a);
     sb = start_of(l, b);
     return sa != sb ? sa < sb : a->order < b->order;
@@ -138,7 +144,7 @@ session *line_next(const line *l, uint64_t now_us, uint32_t min_rank, uint32_t *
             session *s = h->q[c].head; /* the oldest of its queue, so also the most aged */
             uint32_t r;
             if (!s || (r = line_rank(l, s, now_us)) < min_rank || r > *rank) continue;
-            if (r < *rank || before(l, s, best)) best = s, *rank = r;
+            if (r < *rank || before(l, s, best, now_us)) best = s, *rank = r;
         }
     return best;
 }
@@ -161,12 +167,13 @@ void line_settle(line *l, session *s, uint64_t tokens) {
 uint64_t line_next_change(const line *l, uint64_t now_us) {
     uint64_t next = UINT64_MAX;
     for (const share *h = l->active; h; h = h->next)
-        for (int c = 1; c < N_PRIORITIES; c++) {
+        for (int c = 0; c < N_PRIORITIES; c++) {
             const session *s = h->q[c].head;
             uint32_t r;
             uint64_t due;
-            if (!s || !(r = line_rank(l, s, now_us))) continue;
-            due = s->t_submit_us + ((uint64_t)c - r + 1) * l->age_us;
+            if (!s || overdue(l, s, now_us)) continue;
+            r = line_rank(l, s, now_us);
+            due = s->t_submit_us + (r ? (uint64_t)c - r + 1 : LINE_OVERDUE_AGES) * l->age_us;
             if (due < next) next = due;
         }
     return next;

@@ -1,8 +1,9 @@
 /* line.h - who waits, and who is next.
  *
  * Requests stand in one queue per (share, class).  A class counts as the next higher one for every age_us that its request
- * has waited, so nobody waits for ever.  Among the heads of one rank, rows that were preempted come first, then the share
- * that was served least, then the older request.  Shares are charged for the tokens they are admitted for (start-time
+ * has waited.  Among the heads of one rank, rows that were preempted come first, then who has waited for LINE_OVERDUE_AGES times
+ * age_us, by age (new shares could else come without end), then the share that was served least, then the older request.
+ * So nobody waits for ever.  Shares are charged for the tokens they are admitted for (start-time
  * fair queueing: Goyal, Vin, Cheng 1996): a share that was idle does not save up, one that floods gets its part.
  * The caller's lock guards everything. */
 #ifndef HD_EXEC_LINE_H
@@ -10,7 +11,7 @@
 
 #include "exec/session.h"
 
-enum { LINE_MAX_IDLE = 256 }; /* shares without requests whose account is remembered */
+enum { LINE_OVERDUE_AGES = 3, LINE_MAX_IDLE = 256 }; /* shares without requests whose account is remembered */
 
 typedef struct {
     session *head, *tail; /* by order */
@@ -49,7 +50,7 @@ uint32_t line_rank(const line *l, const session *s, uint64_t now_us);
 /* s is admitted for so many tokens / it ended having used so many. */
 void line_charge(line *l, session *s, uint64_t tokens);
 void line_settle(line *l, session *s, uint64_t tokens);
-/* When the rank of someone waiting next changes by age (UINT64_MAX: never). */
+/* When someone waiting next gets a better place by age (UINT64_MAX: never). */
 uint64_t line_next_change(const line *l, uint64_t now_us);
 /* Everyone waiting, in no order: f for each; f may not change the line. */
 void line_each(const line *l, void (*f)(void *ctx, session *s), void *ctx);
