@@ -273,8 +273,8 @@ static void giving_way(void **state) {
     rig r;
     (void)state;
     rig_open(&r, slow, NULL, &eo);
-    assert_int_equal(client_once(r.port, "POST", COMPLETE, NULL, "{\"prompt\":\"run X\",\"max_tokens\":200}", &alone), 200);
-    ask(&a, &r, NULL, "{\"prompt\":\"run X\",\"max_tokens\":200,\"timings_per_token\":true}");
+    assert_int_equal(client_once(r.port, "POST", COMPLETE, NULL, "{\"prompt\":\"run X\",\"max_tokens\":450}", &alone), 200);
+    ask(&a, &r, NULL, "{\"prompt\":\"run X\",\"max_tokens\":450,\"timings_per_token\":true}");
     assert_true(rig_wait(&r, "rows", 1, SOON));
     ask(&b, &r, NULL, "{\"prompt\":\"run\",\"stream\":true,\"priority\":\"high\"}");
     for (uint64_t end = now_ms() + SOON; !seen && now_ms() < end; sleep_ms(5)) {
