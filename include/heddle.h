@@ -146,7 +146,8 @@ enum {
     HEDDLE_TOKENIZE_BOS = 2      /* begin with bos (and end with eos) where the model's file says so */
 };
 /* text[0..n) as *n_ids ids in *ids (heddle_free).  HEDDLE_INVALID: the vocabulary has no token for a part of it;
- * HEDDLE_NEVER_FITS: more than 2 GiB; HEDDLE_NO_MEMORY. */
+ * HEDDLE_NEVER_FITS: more than 2 GiB; HEDDLE_NO_MEMORY.  Here as in all calls, a list may be NULL when it has no entries,
+ * and is HEDDLE_INVALID otherwise. */
 HEDDLE_API heddle_status heddle_tokenize(const heddle_model *m, const char *text, size_t n, uint32_t flags, int32_t **ids,
                                          size_t *n_ids, heddle_error *err);
 /* The text of ids[0..n_ids): *n bytes in *text (heddle_free).  special: control tokens print their names.  Bytes that are
@@ -389,7 +390,8 @@ typedef struct heddle_event {
 } heddle_event;
 
 /* The next event, waiting for it up to timeout_us (0: not at all; HEDDLE_FOREVER).  Fills *ev, as much as ev->size says.
- * HEDDLE_TIMEOUT: there is none yet.  HEDDLE_CLOSED: HEDDLE_EVENT_DONE was read before.  One reader at a time. */
+ * HEDDLE_TIMEOUT: there is none yet.  HEDDLE_CLOSED: HEDDLE_EVENT_DONE was read before.  HEDDLE_INVALID: ev->size is not set,
+ * and nothing was read.  One reader at a time. */
 HEDDLE_API heddle_status heddle_next(heddle_session *s, heddle_event *ev, uint64_t timeout_us);
 
 /* All that a session still had to say. */

@@ -170,6 +170,14 @@ static void models_and_text(void **state) {
     assert_int_equal(heddle_detokenize(m, (const int32_t[]){3, 9999}, 2, 0, &text, &n, NULL),
                      HEDDLE_INVALID); /* no err */
     FAILS(heddle_tokenize(m, "x", 1, 64, &ids, &n, &err), HEDDLE_UNSUPPORTED, "flags");
+    FAILS(heddle_tokenize(m, NULL, 3, 0, &ids, &n, &err), HEDDLE_INVALID, "text");
+    FAILS(heddle_detokenize(m, NULL, 3, 0, &text, &n, &err), HEDDLE_INVALID, "ids");
+    FAILS(heddle_render(m, NULL, 3, &text, &n, &err), HEDDLE_INVALID, "json");
+    FAILS(heddle_render_ids(m, NULL, 3, &ids, &n, &err), HEDDLE_INVALID, "json");
+    OK(heddle_tokenize(m, NULL, 0, 0, &ids, &n, &err));
+    heddle_free(ids);
+    OK(heddle_detokenize(m, NULL, 0, 0, &text, &n, &err));
+    heddle_free(text);
     HEDDLE_INIT(&err);
     assert_int_equal(heddle_model_open(&none, "/nowhere/at/all.gguf", NULL, &err), HEDDLE_NOT_FOUND);
     assert_null(none);
@@ -664,6 +672,13 @@ static void structs_grow(void **state) {
     assert_int_equal(old.kind, HEDDLE_EVENT_TOKEN);
     assert_int_equal(old.token, 3);
     for (size_t i = 0; i < sizeof old.guard; i++) assert_int_equal(old.guard[i], 0x5a);
+    old.size = 0; /* not set: nothing is lost */
+    assert_int_equal(heddle_next(s, (heddle_event *)(void *)&old, HEDDLE_FOREVER), HEDDLE_INVALID);
+    old.size = sizeof(size_t);
+    assert_int_equal(heddle_next(s, (heddle_event *)(void *)&old, HEDDLE_FOREVER), HEDDLE_INVALID);
+    old.size = offsetof(heddle_event, position);
+    assert_int_equal(heddle_next(s, (heddle_event *)(void *)&old, HEDDLE_FOREVER), HEDDLE_OK);
+    assert_int_equal(old.token, 4);
     heddle_session_free(s);
 
     heddle_request_init(&young.q, sizeof young);

@@ -13,6 +13,7 @@
 #include <jansson.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -283,6 +284,61 @@ static void doctor_is_patient_for_two_seconds(void **state) {
     close(fd);
 }
 
+typedef struct {
+    int fd;
+    const char *health, *state;
+} impostor;
+
+/* Two answers, whatever was asked. */
+static void *answer_twice(void *arg) {
+    const impostor *im = arg;
+    for (int i = 0; i < 2; i++) {
+        const char *body = i ? im->state : im->health;
+        char got[2000], head[200];
+        int c = accept(im->fd, NULL, NULL);
+        if (c < 0) break;
+        snprintf(head, sizeof head, "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n", strlen(body));
+        if (read(c, got, sizeof got) > 0 && write(c, head, strlen(head)) > 0 && write(c, body, strlen(body)) > 0) shutdown(c, SHUT_WR);
+        close(c);
+    }
+    return NULL;
+}
+
+/* What a server says is shown, and never believed: no control characters, no numbers beyond those that can be printed. */
+static void doctor_believes_nothing(void **state) {
+    static const char *const states[] = {
+        "{\"queue\":[{\"id\":\"\\u001b[31m\",\"waited_ms\":1e300,\"expected_wait_ms\":-1e300}],\"running\":1e308,\"waiting\":1e19,"
+        "\"limits\":{\"max_rows\":-1e19,\"kv_bytes\":1e308}}",
+        "{\"queue\":[7,null,\"x\",[],{}],\"limits\":5,\"running\":{}}",
+        "[]", "nonsense", ""};
+    (void)state;
+    for (size_t i = 0; i < 2 * (sizeof states / sizeof *states); i++) {
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t n = sizeof at;
+        impostor im = {socket(AF_INET, SOCK_STREAM, 0), "{\"status\":\"\\u001b]0;ok\\u0007\"}", states[i / 2]};
+        char out[8000], args[100];
+        pthread_t t;
+        json_t *v;
+        assert_int_equal(bind(im.fd, (struct sockaddr *)&at, sizeof at) | listen(im.fd, 5) | getsockname(im.fd, (struct sockaddr *)&at, &n), 0);
+        assert_int_equal(pthread_create(&t, NULL, answer_twice, &im), 0);
+        snprintf(args, sizeof args, "doctor %s --url http://127.0.0.1:%u", i % 2 ? "--json" : "", ntohs(at.sin_port));
+        assert_int_equal(output(args, out, sizeof out), 0);
+        pthread_join(t, NULL);
+        close(im.fd);
+        if (i % 2) {
+            assert_non_null(v = json_loads(out, 0, NULL));
+            json_decref(v);
+            continue;
+        }
+        assert_null(strpbrk(out, "\x1b\a"));
+        assert_non_null(strstr(out, "  health      ?]0;ok?\n"));
+        if (!i) {
+            assert_non_null(strstr(out, "now         1000000000000000 run, 1000000000000000 wait\n"));
+            assert_non_null(strstr(out, "?[31m  ,  priority: ; waited 1000000000000000 ms, about -1000000000000000 ms"));
+        }
+    }
+}
+
 static void traces(void **state) {
     static const char *const wanted[] = {"read", "parse", "tokenise", "submit", "prefill", "decode", "forward"};
     char file[] = "/tmp/heddle-trace-XXXXXX";
@@ -317,6 +373,7 @@ int main(void) {
         cmocka_unit_test(wrong_usage),
         cmocka_unit_test(doctor),
         cmocka_unit_test(doctor_is_patient_for_two_seconds),
+        cmocka_unit_test(doctor_believes_nothing),
         cmocka_unit_test(traces),
     };
     return cmocka_run_group_tests(tests, write_files, remove_files);

@@ -263,6 +263,41 @@ static void steering_refused(void **state) {
     rig_close(&r);
 }
 
+/* Forced tokens go to all choices of a request or to none: one that waits still has those of before. */
+static void forced_for_all_or_none(void **state) {
+    engine_options eo = {.max_rows = 1};
+    char id[100], ones[400] = ",\"force_ids\":[3", twos[400] = ",\"force_ids\":[4";
+    client c;
+    json_t *v;
+    long done;
+    rig r;
+    (void)state;
+    for (int i = 1; i < 40; i++) strcat(ones, ",3"), strcat(twos, ",4");
+    strcat(ones, "]"), strcat(twos, "]");
+    rig_open(&r, slow, NULL, &eo);
+    ask(&c, &r, NULL, "{\"prompt\":\"run\",\"n\":2,\"max_tokens\":150}");
+    row_id(&r, id);
+    assert_int_equal(steer(&r, id, ones, NULL, NULL), 200);
+    do { /* the first takes its 40 */
+        sleep_ms(5);
+        v = rig_get(&r, "/v1/heddle/state", NULL);
+        done = (long)json_integer_value(at(v, "rows.0.generated_tokens"));
+        assert_int_equal(json_array_size(at(v, "queue")), 1);
+        json_decref(v);
+    } while (done < 45);
+    assert_int_equal(steer(&r, id, twos, "force_ids", NULL), 409); /* the second has room for 24 */
+    assert_true(client_finish(&c, 3 * SOON));
+    v = json_loads(c.body.data, 0, NULL);
+    for (size_t i = 0; i < 2; i++) {
+        const char *text = str_at(json_array_get(at(v, "choices"), i), "text");
+        assert_non_null(strstr(text, "one one "));
+        assert_null(strstr(text, "two "));
+    }
+    json_decref(v);
+    client_close(&c);
+    rig_close(&r);
+}
+
 /* An urgent request takes the only row; who gave way waits in the queue, is called preempted, and ends as if alone. */
 static void giving_way(void **state) {
     engine_options eo = {.max_rows = 1};
@@ -420,6 +455,7 @@ int main(void) {
         cmocka_unit_test(fair_shares),
         cmocka_unit_test(steering),
         cmocka_unit_test(steering_refused),
+        cmocka_unit_test(forced_for_all_or_none),
         cmocka_unit_test(giving_way),
         cmocka_unit_test(timings),
         cmocka_unit_test(names_with_nuls),

@@ -1,4 +1,5 @@
-/* test_tokenize_cli.c - `heddle tokenize` and `heddle detokenize`, run as programs on a vocabulary-only file. */
+/* test_tokenize_cli.c - `heddle tokenize` and `heddle detokenize`, run as programs on a vocabulary-only file; and what all
+ * commands do with lists of lines and with scripted models. */
 #include "util/vocab_spec.h"
 
 #include <stdarg.h>
@@ -12,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char model[] = "/tmp/heddle-tok-XXXXXX", input[] = "/tmp/heddle-in-XXXXXX";
+static char model[] = "/tmp/heddle-tok-XXXXXX", input[] = "/tmp/heddle-in-XXXXXX", second[] = "/tmp/heddle-in2-XXXXXX";
 static char out[1 << 16];
 
 static void write_file(const char *path, const void *p, size_t n) {
@@ -22,13 +23,13 @@ static void write_file(const char *path, const void *p, size_t n) {
     assert_int_equal(fclose(f), 0);
 }
 
-/* Exit status of `heddle ARGS`, with $M the model and $I the input file; what it printed is in `out`. */
+/* Exit status of `heddle ARGS`, with $M the model, $I and $J the input files; what it printed is in `out`. */
 static int run(const char *args) {
     char cmd[1000];
     FILE *p;
     int rc;
     size_t n;
-    snprintf(cmd, sizeof cmd, "M=%s; I=%s; %s %s 2>&1", model, input, HEDDLE_BIN, args);
+    snprintf(cmd, sizeof cmd, "M=%s; I=%s; J=%s; %s %s 2>&1", model, input, second, HEDDLE_BIN, args);
     p = popen(cmd, "r");
     assert_non_null(p);
     n = fread(out, 1, sizeof out - 1, p);
@@ -136,6 +137,56 @@ static void wrong_usage(void **state) {
     assert_int_equal(run("tokenize $I --text a"), 1); /* no GGUF */
 }
 
+/* What is no list of lines: a device that never ends, a directory.  Said, in bounded time and memory, with status 1; a line
+ * that is only too long costs itself. */
+static void no_lines(void **state) {
+    static const char script[] = "{\"vocab\":[\"</s>\",\"a\"],\"special\":{\"eos\":[0]},\"context\":9,\"default\":{\"emit\":[1]}}";
+    static const char *const commands[] = {"tokenize $M --jsonl", "generate script:$I --batch-file", "render --jsonl"};
+    (void)state;
+    write_file(input, script, sizeof script - 1);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        char args[100];
+        snprintf(args, sizeof args, "%s /dev/zero", commands[i]);
+        assert_int_equal(run(args), 1);
+        assert_non_null(strstr(out, "/dev/zero: line 1 does not end within"));
+        assert_non_null(strstr(out, "\"line\":1}"));
+        assert_null(strstr(out, "\"line\":2}"));
+        snprintf(args, sizeof args, "%s /tmp", commands[i]);
+        assert_int_equal(run(args), 1);
+        assert_non_null(strstr(out, "/tmp: cannot be read after line 0"));
+    }
+    assert_int_equal(run("tokenize $M --jsonl - < /tmp"), 1);
+    {
+        static const char next[] = "\n{\"text\":\"abc\"}";
+        FILE *f = fopen(input, "wb");
+        assert_non_null(f);
+        assert_int_equal(fseek(f, 65 << 20, SEEK_SET), 0); /* a line of NULs, in a file with a hole */
+        assert_int_equal(fwrite(next, 1, sizeof next - 1, f), sizeof next - 1);
+        assert_int_equal(fclose(f), 0);
+    }
+    assert_int_equal(run("tokenize $M --jsonl $I"), 0);
+    assert_string_equal(out, "{\"error\":{\"message\":\"the line is too long\"},\"line\":1}\n{\"ids\":[4]}\n");
+}
+
+/* render takes scripted models as every command does. */
+static void scripted_templates(void **state) {
+    static const char script[] = "{\"vocab\":[\"<s>\",\"</s>\",\"a\"],\"special\":{\"bos\":0,\"eos\":[1]},\"context\":9,"
+                                 "\"template\":\"{{bos_token}}{{messages[0].content}}{{eos_token}}\",\"default\":{\"emit\":[2]}}";
+    static const char talk[] = "[{\"role\":\"user\",\"content\":\"hi\"}]";
+    static const char line[] = "{\"input\":{\"messages\":[{\"content\":\"x\"}]}}";
+    (void)state;
+    write_file(input, script, sizeof script - 1);
+    write_file(second, talk, sizeof talk - 1);
+    expect("render script:$I --messages $J", "<s>hi</s>");
+    assert_int_equal(run("render script:/nonexistent --messages $J"), 1);
+    assert_non_null(strstr(out, "/nonexistent: No such file"));
+    assert_int_equal(run("render script:$M --messages $J"), 1);
+    write_file(second, line, sizeof line - 1);
+    expect("render script:$I --jsonl $J", "{\"text\":\"<s>x</s>\"}\n");
+    assert_int_equal(run("inspect script:$I"), 1);
+    assert_non_null(strstr(out, "scripted model"));
+}
+
 static int make_model(void **state) {
     vocab_spec s = vocab_bpe;
     hd_buf f;
@@ -143,6 +194,7 @@ static int make_model(void **state) {
     s.bools = (const char *const[]){"tokenizer.ggml.add_bos_token", "1", NULL};
     close(mkstemp(model));
     close(mkstemp(input));
+    close(mkstemp(second));
     vocab_write(&f, &s);
     write_file(model, f.data, f.len);
     buf_deinit(&f);
@@ -153,11 +205,13 @@ static int remove_files(void **state) {
     (void)state;
     unlink(model);
     unlink(input);
+    unlink(second);
     return 0;
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(lines), cmocka_unit_test(back),
-                                       cmocka_unit_test(wrong_usage)};
+                                       cmocka_unit_test(wrong_usage), cmocka_unit_test(no_lines),
+                                       cmocka_unit_test(scripted_templates)};
     return cmocka_run_group_tests(tests, make_model, remove_files);
 }

@@ -194,7 +194,11 @@ static const char *clean(const json_t *o, const char *key, char out[80]) {
     return out;
 }
 
-static long long number(const json_t *o, const char *key) { return (long long)json_number_value(json_object_get(o, key)); }
+/* A count, as far as one can be printed. */
+static long long number(const json_t *o, const char *key) {
+    double v = json_number_value(json_object_get(o, key));
+    return v > -1e15 && v < 1e15 ? (long long)v : v < 0 ? (long long)-1e15 : (long long)1e15;
+}
 
 static const char *explain(const char *reason) {
     static const char *const known[][2] = {{"rows", "all rows are taken"},
@@ -224,7 +228,7 @@ static void print_server(const server_report *r, bool asked) {
     queue = json_object_get(r->state.body, "queue");
     printf("  limits      %lld rows, %lld waiting, context %lld, %lld tokens a step, %.1f GiB of KV\n", number(limits, "max_rows"),
            number(limits, "max_queued"), number(limits, "context"), number(limits, "step_tokens"),
-           json_number_value(json_object_get(limits, "kv_bytes")) / (1 << 30));
+           (double)number(limits, "kv_bytes") / (1 << 30));
     printf("  now         %lld run, %lld wait\n", number(r->state.body, "running"), number(r->state.body, "waiting"));
     for (size_t i = 0; i < json_array_size(queue); i++) {
         const json_t *q = json_array_get(queue, i);

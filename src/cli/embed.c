@@ -4,10 +4,11 @@
 
 #include <string.h>
 
-/* n shortest numbers that read back as these floats. */
-static void print_vector(const float *v, size_t n, size_t n_tokens, bool json) {
+/* n shortest numbers that read back as these floats.  False: no memory for them. */
+static bool print_vector(const float *v, size_t n, size_t n_tokens, bool json) {
     hd_buf b;
     jsonw w;
+    bool ok;
     buf_init(&b, SIZE_MAX);
     jsonw_init(&w, &b);
     if (json) jsonw_obj(&w), jsonw_key(&w, "embedding"), jsonw_arr(&w);
@@ -16,8 +17,11 @@ static void print_vector(const float *v, size_t n, size_t n_tokens, bool json) {
         jsonw_f32(&w, v[i]);
     }
     if (json) jsonw_arr_end(&w), jsonw_key(&w, "tokens"), jsonw_uint(&w, n_tokens), jsonw_obj_end(&w);
-    puts(buf_cstr(&b));
+    ok = b.failed == HD_OK;
+    if (ok) puts(buf_cstr(&b));
+    else fprintf(stderr, "heddle: no memory for the answer\n");
     buf_deinit(&b);
+    return ok;
 }
 
 static int embed(loaded *l, const id_list *ids, uint64_t arg, bool json) {
@@ -30,7 +34,7 @@ static int embed(loaded *l, const id_list *ids, uint64_t arg, bool json) {
     if (engine_submit(l->e, &r, 1, NULL, NULL, &s, &err)) return fail_with(&err);
     do {
         session_wait(s, &ev, UINT64_MAX);
-        if (ev.kind == EV_VECTOR) print_vector(ev.vector, ev.n_vector, ids->n, json);
+        if (ev.kind == EV_VECTOR && !print_vector(ev.vector, ev.n_vector, ids->n, json)) rc = EXIT_FAILED;
     } while (ev.kind != EV_DONE);
     if (ev.finish == FINISH_FAILED) rc = fail_with(&ev.err);
     session_free(s);

@@ -186,6 +186,7 @@ static int run_batch(loaded *l, const char *path, const gen_line *defaults) {
     }
     sem_destroy(&b->ready);
     ok = b->all_ok;
+    if (input_lines_end(&in, path, &err)) fail_with(&err), ok = false;
     input_lines_close(&in);
     hd_free(b);
     return stdout_ok() && ok ? 0 : EXIT_FAILED;

@@ -7,7 +7,10 @@
 #include <errno.h>
 #include <string.h>
 
-enum { MAX_LINE_BYTES = 1 << 28 };
+enum {
+    MAX_LINE_BYTES = 64 << 20, /* twice the body of an HTTP request */
+    MAX_SKIP_BYTES = 4 * MAX_LINE_BYTES,
+};
 
 hd_status input_tokenizer(tokenizer **out, const char *path, hd_err *err) {
     model_options opt = {.vocab_only = true};
@@ -41,20 +44,34 @@ hd_status input_file(const char *path, hd_buf *out, hd_err *err) {
 hd_status input_lines_open(input_lines *l, const char *path, hd_err *err) {
     buf_init(&l->line, MAX_LINE_BYTES);
     l->number = 0;
+    l->endless = false;
     if (!(l->f = open_or_stdin(path))) return hd_fail(err, HD_NOTFOUND, "%s: %s", path, strerror(errno));
     return HD_OK;
 }
 
 bool input_lines_next(input_lines *l) {
-    int c, any = 0;
+    size_t n = 0;
+    int c;
     buf_clear(&l->line);
+    if (l->endless) return false;
     while ((c = getc_unlocked(l->f)) != EOF) {
-        any = 1;
+        n++;
         if (c == '\n') break;
         buf_byte(&l->line, (char)c);
+        if (n == MAX_SKIP_BYTES) {
+            l->endless = true;
+            break;
+        }
     }
-    if (any) l->number++;
-    return any;
+    if (n) l->number++;
+    return n > 0;
+}
+
+hd_status input_lines_end(const input_lines *l, const char *path, hd_err *err) {
+    if (l->endless)
+        return hd_fail(err, HD_FULL, "%s: line %lu does not end within %d MiB; nothing behind it was read", path, l->number,
+                       MAX_SKIP_BYTES >> 20);
+    return ferror(l->f) ? hd_fail(err, HD_IO, "%s: cannot be read after line %lu", path, l->number) : HD_OK;
 }
 
 void input_lines_close(input_lines *l) {

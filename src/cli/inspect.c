@@ -266,6 +266,10 @@ int cmd_inspect(int argc, char **argv) {
         fprintf(stderr, "heddle: inspect needs a MODEL\nusage: %s\n", usage);
         return EXIT_USAGE;
     }
+    if (!strncmp(model, "script:", 7)) {
+        fprintf(stderr, "heddle: inspect reads GGUF files; a scripted model holds nothing but its script\n");
+        return EXIT_FAILED;
+    }
     if (gguf_open(&g, model, &err)) {
         fprintf(stderr, "heddle: %s\n", err.msg);
         return EXIT_FAILED;

@@ -9,6 +9,7 @@
 #include "cli/opts.h"
 #include "cli/input.h"
 #include "format/gguf.h"
+#include "model/model.h"
 #include "text/template.h"
 
 #include <stdio.h>
@@ -118,6 +119,25 @@ static hd_status special_tokens(const gguf *g, json_t *tokens, hd_err *err) {
     return st;
 }
 
+/* A scripted model's own template, and its special tokens. */
+static hd_status scripted_template(const char *name, chat_template **out, json_t *tokens, hd_err *err) {
+    model_options opt = {.vocab_only = true};
+    const model_info *in;
+    model *m;
+    hd_status st = model_open(&m, name, &opt, err);
+    if (st) return st;
+    in = model_get(m);
+    if (in->chat_text) st = template_parse(out, in->chat_text, strlen(in->chat_text), err);
+    else st = hd_fail(err, HD_UNSUPPORTED, "%.200s has no chat template", name);
+    for (int i = 0; !st && i < 2; i++) {
+        int32_t id = i ? in->eos : in->bos;
+        gguf_str t = id < 0 ? (gguf_str){0} : tokenizer_bytes(in->tok, id, true);
+        if (id >= 0) json_object_set_new(tokens, i ? "eos_token" : "bos_token", json_stringn(t.s, t.n));
+    }
+    model_close(m);
+    return st;
+}
+
 /* *out and the model's special tokens added to `tokens`. */
 static hd_status load_template(const args *a, chat_template **out, json_t *tokens, hd_err *err) {
     hd_status st;
@@ -128,6 +148,8 @@ static hd_status load_template(const args *a, chat_template **out, json_t *token
         st = input_file(a->template, &b, err);
         if (!st) st = template_parse(out, buf_cstr(&b), b.len, err);
         buf_deinit(&b);
+    } else if (!strncmp(a->model, "script:", 7)) {
+        st = scripted_template(a->model, out, tokens, err);
     } else {
         gguf *g = NULL;
         gguf_str s;
@@ -265,6 +287,7 @@ static int render_lines(const args *a, const template_options *o) {
         buf_deinit(&text);
         buf_deinit(&answer);
     }
+    if (!rc && input_lines_end(&in, a->jsonl, &err)) rc = fail(&err);
     input_lines_close(&in);
     template_free(shared);
     json_decref(tokens);

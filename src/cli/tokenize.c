@@ -115,6 +115,7 @@ static hd_status answer_lines(const options *o, const tokenizer *t, hd_err *err)
             break;
         }
     }
+    if (!st) st = input_lines_end(&in, o->jsonl, err);
     id_list_deinit(&ids);
     buf_deinit(&out);
     input_lines_close(&in);

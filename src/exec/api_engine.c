@@ -198,9 +198,7 @@ static hd_status check_lists(const heddle_request *r, hd_err *e) {
                  {"bias", r->bias, r->n_bias},
                  {"dry_breakers", r->dry_breakers, r->n_dry_breakers}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
-        if (lists[i].n && !lists[i].p)
-            return hd_fail_field(e, HD_INVALID, lists[i].name, "%s is NULL with %zu entries", lists[i].name,
-                                 lists[i].n);
+        if (api_list(lists[i].name, lists[i].p, lists[i].n, e)) return e->code;
     for (size_t i = 0; i < r->n_stops; i++)
         if (!r->stops[i].text) return hd_fail_field(e, HD_INVALID, "stops", "stops[%zu] is NULL", i);
     if (r->priority < HEDDLE_PRIORITY_HIGH || r->priority > HEDDLE_PRIORITY_LOW)

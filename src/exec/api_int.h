@@ -58,5 +58,7 @@ void api_give(void *theirs, const void *own, size_t known);
 heddle_status api_fail(heddle_error *err, const hd_err *e);
 heddle_error api_error(const hd_err *e); /* of the library's size */
 cancel_reason api_reason(int32_t reason);
+/* HD_INVALID: n entries are promised, but p is NULL. */
+hd_status api_list(const char *field, const void *p, size_t n, hd_err *err);
 
 #endif

@@ -35,7 +35,7 @@ void heddle_free(void *p) { hd_free(p); }
 
 void heddle_init(void *p, size_t size) {
     memset(p, 0, size);
-    memcpy(p, &size, sizeof size);
+    if (size >= sizeof size) memcpy(p, &size, sizeof size);
 }
 
 size_t heddle_struct_size(const char *name) {
@@ -100,6 +100,10 @@ heddle_status api_fail(heddle_error *err, const hd_err *e) {
         api_give(err, &own, sizeof own);
     }
     return (heddle_status)e->code;
+}
+
+hd_status api_list(const char *field, const void *p, size_t n, hd_err *err) {
+    return p || !n ? HD_OK : hd_fail_field(err, HD_INVALID, field, "%s is NULL with %zu entries", field, n);
 }
 
 /* ---- models ---- */
@@ -213,7 +217,8 @@ heddle_status heddle_tokenize(const heddle_model *m, const char *text, size_t n,
         return api_fail(err, &e);
     }
     id_list_init(&l, MAX_IDS);
-    if (!(st = tokenizer_encode(model_get(m->m)->tok, text ? text : "", n, f, &l, &e)))
+    if (!(st = api_list("text", text, n, &e)) &&
+        !(st = tokenizer_encode(model_get(m->m)->tok, text ? text : "", n, f, &l, &e)))
         st = take_ids(&l, ids, n_ids, &e);
     id_list_deinit(&l);
     return st ? api_fail(err, &e) : HEDDLE_OK;
@@ -227,7 +232,8 @@ heddle_status heddle_detokenize(const heddle_model *m, const int32_t *ids, size_
     *text = NULL;
     *n = 0;
     buf_init(&b, SIZE_MAX);
-    if (!(st = tokenizer_decode(model_get(m->m)->tok, ids, n_ids, special != 0, &b, &e)))
+    if (!(st = api_list("ids", ids, n_ids, &e)) &&
+        !(st = tokenizer_decode(model_get(m->m)->tok, ids, n_ids, special != 0, &b, &e)))
         st = take_text(&b, text, n, &e);
     buf_deinit(&b);
     return st ? api_fail(err, &e) : HEDDLE_OK;
@@ -245,9 +251,11 @@ static bool offer_token(json_t *input, const char *key, const tokenizer *tok, in
 /* What the template shall see, from what the caller wrote. */
 static hd_status read_conversation(const model_info *in, const char *json, size_t n, json_t **out, hd_err *e) {
     json_error_t je;
-    json_t *root = json_loadb(json ? json : "", n, JSON_ALLOW_NUL, &je);
+    json_t *root;
     const json_t *messages;
     *out = NULL;
+    if (api_list("json", json, n, e)) return e->code;
+    root = json_loadb(json ? json : "", n, JSON_ALLOW_NUL, &je);
     if (!root) {
         hd_fail_at(e, HD_INVALID, je.position > 0 ? (uint64_t)je.position : 0, "line %d, column %d: %s", je.line,
                    je.column, je.text);

@@ -108,7 +108,9 @@ static void to_event(heddle_session *s, heddle_event *own) {
 
 heddle_status heddle_next(heddle_session *s, heddle_event *ev, uint64_t timeout_us) {
     heddle_event own;
-    hd_status st = read_event(s, timeout_us);
+    hd_status st;
+    if (ev->size < offsetof(heddle_event, token)) return HEDDLE_INVALID; /* it would be taken and never told */
+    st = read_event(s, timeout_us);
     HEDDLE_INIT(&own);
     own.token = own.stop_index = -1;
     own.text = "";
@@ -189,7 +191,7 @@ heddle_status heddle_collect(heddle_session *s, heddle_result **out, heddle_erro
         buf_init(&c->text, SIZE_MAX); /* bounded by the request's cap */
     }
     if (s->done) {
-        heddle_result_free(&c->pub);
+        if (c) heddle_result_free(&c->pub);
         hd_fail(&e, HD_CLOSED, "the end of this session was read before");
         return api_fail(err, &e);
     }

@@ -16,8 +16,7 @@ void heddle_set_priority(heddle_session *s, int32_t priority) {
 
 heddle_status heddle_force(heddle_session *s, const int32_t *ids, size_t n, heddle_error *err) {
     hd_err e = {.at = HD_NOWHERE};
-    if (n && !ids) hd_fail_field(&e, HD_INVALID, "ids", "ids is NULL with %zu entries", n);
-    else if (!session_force(s->s, ids, n, &e)) return HEDDLE_OK;
+    if (!api_list("ids", ids, n, &e) && !session_force(s->s, ids, n, &e)) return HEDDLE_OK;
     return api_fail(err, &e);
 }
 

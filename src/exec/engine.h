@@ -159,6 +159,8 @@ void session_set_priority(session *s, gen_priority p);   /* of a waiting one: it
 /* The next tokens are these, in order, instead of sampled ones (ending a reasoning block: its closing marker).  Copied; at
  * most 64 ids wait.  HD_FULL, HD_INVALID. */
 hd_status session_force(session *s, const int32_t *ids, size_t n, hd_err *err);
+/* How many more tokens session_force would take now; the row makes it more as it takes them. */
+uint32_t session_force_room(session *s);
 /* From now on its output is collected (see gen_request.collect): nobody needs to read it until later. */
 void session_detach(session *s);
 const char *session_id(const session *s);

@@ -438,6 +438,14 @@ void session_set_priority(session *s, gen_priority p) {
     pthread_mutex_unlock(&s->mu);
 }
 
+uint32_t session_force_room(session *s) {
+    uint32_t room;
+    pthread_mutex_lock(&s->mu);
+    room = SESSION_MAX_FORCED - s->steer.n_forced;
+    pthread_mutex_unlock(&s->mu);
+    return room;
+}
+
 hd_status session_force(session *s, const int32_t *ids, size_t n, hd_err *err) {
     hd_status st = HD_OK;
     for (size_t i = 0; i < n; i++)

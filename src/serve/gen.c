@@ -322,10 +322,21 @@ static void cancel_sessions(gen *g, cancel_reason why) {
         if (!g->choices[i].done) session_cancel(g->choices[i].s, why);
 }
 
+/* The first reason stands, here as in a session. */
+static void cancel_planning(gen *g, cancel_reason why) {
+    int none = CANCEL_NONE;
+    atomic_compare_exchange_strong_explicit(&g->cancelled, &none, (int)why, memory_order_relaxed, memory_order_relaxed);
+}
+
+static void cancel_gen(gen *g, cancel_reason why) {
+    if (g->phase == GEN_PLANNING) cancel_planning(g, why);
+    else cancel_sessions(g, why);
+}
+
 void gen_abandon(gen *g) {
     g->conn = NULL;
     if (g->phase == GEN_PLANNING) {
-        atomic_store_explicit(&g->cancelled, CANCEL_CLIENT_DISCONNECTED, memory_order_relaxed);
+        cancel_planning(g, CANCEL_CLIENT_DISCONNECTED);
         if (planner_remove(g->srv->planner, g)) release(g);
         return; /* otherwise gen_planned ends it */
     }
@@ -749,8 +760,7 @@ void gen_planned(gen *g) {
 int gen_cancel_id(server *s, const char *id, cancel_reason why) {
     for (gen *g = s->gens; g; g = g->next) {
         if (strcmp(g->id, id) != 0) continue;
-        if (g->phase == GEN_PLANNING) atomic_store_explicit(&g->cancelled, (int)why, memory_order_relaxed);
-        else cancel_sessions(g, why);
+        cancel_gen(g, why);
         return 1;
     }
     for (size_t i = 0; i < RECENT_IDS; i++)
@@ -758,9 +768,14 @@ int gen_cancel_id(server *s, const char *id, cancel_reason why) {
     return -1;
 }
 
-/* Forced ids first: they alone can be refused. */
+/* Forced ids alone can be refused: all choices have room for them, or nothing changes.  Room only grows meanwhile, as
+ * nobody else forces. */
 static hd_status steer(gen *g, const gen_steering *how, hd_err *err) {
     hd_status st;
+    for (uint32_t i = 0; how->n_force && i < g->n_submitted; i++)
+        if (!g->choices[i].done && session_force_room(g->choices[i].s) < how->n_force)
+            return hd_fail_field(err, HD_FULL, "ids", "choice %u has forced tokens waiting, and no room for %zu more", i,
+                                 how->n_force);
     for (uint32_t i = 0; how->n_force && i < g->n_submitted; i++)
         if (!g->choices[i].done && (st = session_force(g->choices[i].s, how->force, how->n_force, err))) return st;
     if (how->has_priority) g->plan.priority = how->priority; /* also of the choices still to come */
@@ -789,8 +804,7 @@ int gen_steer_id(server *s, const char *id, const gen_steering *how, hd_status *
 
 void gen_cancel_all(server *s, cancel_reason why) {
     for (gen *g = s->gens; g; g = g->next) {
-        if (g->phase == GEN_PLANNING) atomic_store_explicit(&g->cancelled, (int)why, memory_order_relaxed);
-        else cancel_sessions(g, why);
+        cancel_gen(g, why);
     }
 }
 

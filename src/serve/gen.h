@@ -137,7 +137,7 @@ typedef struct {
     size_t n_force;
 } gen_steering;
 /* Steer all choices of the response with this id: 1 done, 0 known but over or not begun yet, -1 unknown.  *st: HD_FULL,
- * HD_INVALID when the ids could not be forced, and then (on the first choice) nothing was changed. */
+ * HD_INVALID when the ids could not be forced, and then nothing was changed. */
 int gen_steer_id(server *s, const char *id, const gen_steering *how, hd_status *st, hd_err *err);
 void gen_cancel_all(server *s, cancel_reason why);
 void gen_free_all(server *s); /* at close, when the planners are gone */

@@ -316,48 +316,66 @@ def batches(r, model):
 
 
 def cli(r, model):
-    commands = ["inspect", "serve", "run", "generate", "logits", "perplexity", "bench", "tokenize", "detokenize",
-                "render", "nonsense", ""]
-    junk = os.path.join(r.dir, "junk")
+    junk, messages, text = (os.path.join(r.dir, n) for n in ("junk", "messages.json", "text"))
     with open(junk, "wb") as f:
         f.write(r.rng.randbytes(5000))
+    with open(messages, "w") as f:
+        f.write('[{"role":"user","content":"a"}]')
+    with open(text, "w") as f:
+        f.write("ab cd " * 20)
     empty = os.path.join(r.dir, "empty")
     open(empty, "w").close()
-    files = ["", "/no/such", "/", r.dir, "/dev/null", "/dev/full", junk, empty, "script:", "script:/dev/null",
-             "script:" + junk, "script:/", "x" * 5000, "-", "--", "/proc/self/mem"]
+    # What each command needs besides a model, to do something.
+    needs = {"inspect": [], "generate": ["--prompt", "a", "-n", "2"], "tokenize": ["--text", "a"],
+             "detokenize": ["--ids", "1"], "logits": ["--text", "a"], "embed": ["--text", "a"], "perplexity": [text],
+             "bench": ["-p", "8", "-n", "2", "-b", "1"], "render": ["--messages", messages]}
+    files = ["", "/no/such", "/", r.dir, "/dev/null", "/dev/zero", "/dev/full", junk, empty, "script:", "script:/dev/null",
+             "script:" + junk, "script:/", "script:/dev/zero", "x" * 5000, "-", "--", "/proc/self/mem"]
     options = ["--threads", "--ctx", "--kv-budget", "--step-tokens", "--max-rows", "--page-tokens", "--kv-type",
-               "--isa", "--state-dir", "-n", "--seed", "--temperature",
-               "--top-p", "--top-k", "--prompt", "--file", "--ids", "--stop", "--batch", "--logprobs", "--max-queued",
-               "--port", "--host", "--max-body", "--max-connections", "--api-key",
-               "--api-key-file", "--comment-interval", "--drain-timeout", "--default-max-tokens", "--alias", "--json",
-               "--tensors", "--keys", "--no-such"]
+               "--isa", "--state-dir", "-n", "--seed", "--temperature", "--top-p", "--top-k", "--min-p", "--typical-p",
+               "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--prompt", "--prompt-file", "--text",
+               "--file", "--ids", "--ids-file", "--jsonl", "--batch-file", "--stop", "--logprobs", "--pooling", "--trace",
+               "--out", "--depth", "-b", "--template", "--messages", "--tools", "--input", "--now", "--max-queued",
+               "--port", "--host", "--max-body", "--max-connections", "--api-key", "--api-key-file", "--comment-interval",
+               "--drain-timeout", "--stuck-timeout", "--default-max-tokens", "--alias", "--json", "--url", "--no-such"]
     values = ["", "0", "-1", "1", "999999999999999999999", "4294967295", "18446744073709551615", "1e308", "nan", "inf",
               "0x10", "1G", "99999999G", " 5", "5 ", "/dev/null", junk, "\xff\xfe"]
-    for c in commands:
-        r.run("no arguments", [c])
+    for c in [*needs, "serve", "run", "doctor", "nonsense", ""]:
+        if c != "doctor":
+            r.run("no arguments", [c])
         r.run("help", [c, "--help"])
         for f in files:
-            if c == "serve" and not f:
+            if c == "doctor" or (c == "serve" and not f):
                 continue
-            r.run("odd file", [c, f, *(["--prompt", "a", "-n",
-                                        "2"] if c == "generate" else ["a"] if c == "tokenize" else [])])
-    for c in commands[2:10]:
+            r.run("odd file", [c, f, *needs.get(c, [])], cwd=r.dir)
+    for c in "tokenize", "generate", "render":
+        for f in files:
+            r.run("odd lines", [c, *([] if c == "render" else [model]), "--batch-file" if c == "generate" else "--jsonl", f])
+    known = set()
+    for c, need in [*needs.items(), ("serve", None), ("doctor", None)]:
         for o in options:
-            for v in values:
-                if c == "run":
-                    continue
-                r.run("odd option", [c, model, *(["--prompt", "a", "-n", "2"] if c == "generate" else []), o, v])
-    for o in options:
-        for v in values[:8] + ["nan"]:  # without a model it ends by itself
-            r.run("odd option", ["serve", "/no/such", "--port", "0", o, v])
+            for v in values if need is not None else values[:8] + ["nan"]:
+                # Without a model serve ends by itself.  In a directory of ours: some values are names of files to write.
+                args = [c, *([model, *need] if need is not None else ["/no/such", "--port", "0"] if c == "serve" else []), o, v]
+                p = r.run("odd option", args, cwd=r.dir)
+                if p and b"unknown option" not in p.stderr:
+                    known.add(o)
+    for o in set(options) - known - {"--no-such"}:
+        r.finding("odd option", [o], "no command knows this option: nothing was tested", None)
     outputs = [["inspect", model], ["inspect", model, "--json"], ["generate", model, "--prompt", "a", "-n", "30"],
-               ["generate", model, "--prompt", "a", "-n", "30", "--json"],
-               ["tokenize", model, "hello"], ["logits", model, "--ids", "1,2,3"], ["logits", model, "--prompt", "abc"],
-               ["--help"], ["--version"], ["bench", model]]
+               ["generate", model, "--prompt", "a", "-n", "30", "--json"], ["tokenize", model, "--text", "hello"],
+               ["detokenize", model, "--ids", "1,2"], ["render", "--template", text, "--messages", messages],
+               ["logits", model, "--ids", "1,2,3"], ["logits", model, "--text", "abc"],
+               ["embed", model, "--text", "abc"], ["embed", model, "--text", "abc", "--json"],
+               ["perplexity", model, text], ["doctor"], ["--help"], ["--version"],
+               ["bench", model, *needs["bench"]], ["bench", model, *needs["bench"], "--json"]]
     for args in outputs:
+        p = r.run("plain", args)
+        if p and p.returncode:
+            r.finding("plain", args, f"status {p.returncode}: so its output is not tested below", None)
         with open("/dev/full", "wb") as full:
             p = r.run("full disk", args, stdout=full)
-            if p and p.returncode == 0 and args[0] not in ("bench",):
+            if p and p.returncode == 0:
                 r.finding("full disk", args, "status 0 though nothing could be written", None)
         a, b = os.pipe()
         os.close(a)
@@ -380,8 +398,8 @@ def main():
     r = Runner(os.path.abspath(a.heddle))
     r.rng = random.Random(a.seed)
     names = ["llama", "qwen3", "gemma3"]
-    paths = [os.path.join(a.models, n + ".gguf") for n in names]
-    blocks = os.path.join(a.models, "q4_k.gguf")
+    paths = [os.path.abspath(os.path.join(a.models, n + ".gguf")) for n in names]
+    blocks = os.path.abspath(os.path.join(a.models, "q4_k.gguf"))
     every = [*paths, *glob.glob(os.path.join(a.models, "q*_*.gguf"))]
     parts = {"keys": lambda: odd_keys(r, paths), "tensors": lambda: odd_tensors(r, [*paths, blocks]),
              "bytes": lambda: random_bytes(r, every, a.mutations), "scripts": lambda: scripts(r),
