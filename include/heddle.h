@@ -170,7 +170,16 @@ HEDDLE_API heddle_status heddle_render_ids(const heddle_model *m, const char *js
 
 /* ---- engines ---- */
 
-enum { HEDDLE_KV_F16 = 0, HEDDLE_KV_F32 = 1 };
+/* How keys and values are kept.  q8 and q4: blocks of 32 values of a head with one f16 scale each.  docs/kv.md has sizes,
+ * speeds and what each costs in quality. */
+enum {
+    HEDDLE_KV_DEFAULT = 0,
+    HEDDLE_KV_F16 = 1,
+    HEDDLE_KV_F32 = 2,
+    HEDDLE_KV_BF16 = 3,
+    HEDDLE_KV_Q8 = 4,
+    HEDDLE_KV_Q4 = 5
+};
 
 /* Limits.  0 takes the default named beside it. */
 typedef struct heddle_engine_options {
@@ -182,17 +191,18 @@ typedef struct heddle_engine_options {
     uint64_t kv_budget_bytes;    /* attention state of all requests: half of (memory limit - weights) */
     uint32_t page_tokens;        /* positions in a page of it, a power of two: 64 */
     uint32_t context;            /* positions of one request: the model's own, or as many as the budget holds */
-    int32_t kv_type;             /* HEDDLE_KV_F16 */
+    int32_t kv_type;             /* of layers with full attention: HEDDLE_KV_F16 */
     uint32_t max_exclusive;      /* exclusive jobs that wait: 64 */
     uint64_t idle_timeout_us;    /* a session whose queue is full and unread for so long is cancelled: 30 s */
     uint64_t stuck_timeout_us;   /* work but no finished step for so long: counters.failed: 120 s */
     uint64_t age_us;             /* waiting so long lifts a request by one priority: 10 s */
     uint64_t collect_tokens;     /* unread output of all collecting sessions together, in tokens: 65,536 */
+    int32_t kv_type_sliding;     /* of layers with a sliding window: as kv_type */
 } heddle_engine_options;
 
 /* An engine on m, with its thread.  m is kept until heddle_engine_close; a model has at most one engine at a time
  * (HEDDLE_FULL).  opt may be NULL.  HEDDLE_INVALID names the field: out of range, or a budget that does not hold one
- * request; HEDDLE_UNSUPPORTED: kv_type, or a model opened vocab_only; HEDDLE_NO_MEMORY; HEDDLE_FAILED: no thread. */
+ * request; HEDDLE_UNSUPPORTED: kv_type, kv_type_sliding, or a model opened vocab_only; HEDDLE_NO_MEMORY; HEDDLE_FAILED: no thread. */
 HEDDLE_API heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const heddle_engine_options *opt,
                                             heddle_error *err);
 /* Cancel everything with HEDDLE_CANCEL_ENGINE_CLOSED and wait for the threads: at most a step.  NULL is fine.  Sessions

@@ -624,6 +624,9 @@ static void wrong_fields(void **state) {
     o.kv_type = 9;
     m = r.m;
     FAILS(heddle_engine_open(&e, m, &o, &err), HEDDLE_UNSUPPORTED, "kv_type");
+    o.kv_type = HEDDLE_KV_Q8;
+    o.kv_type_sliding = -1;
+    FAILS(heddle_engine_open(&e, m, &o, &err), HEDDLE_UNSUPPORTED, "kv_type_sliding");
     heddle_engine_close(r.e);
 #define ENGINE_REFUSED(name, change)                                                                                   \
     do {                                                                                                               \

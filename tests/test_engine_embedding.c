@@ -74,7 +74,7 @@ static double distance(engine *e, const int32_t *ids, size_t n, embedding_poolin
 
 /* A decoder's state at position i is that of the prompt cut after i. */
 static void check_goldens(const char *variant, const char *isa, uint32_t step_tokens) {
-    engine_options eo = {.kv_type = TENSOR_F32, .step_tokens = step_tokens, .kv_budget_bytes = 64 << 20};
+    engine_options eo = {.kv_type = KV_F32, .step_tokens = step_tokens, .kv_budget_bytes = 64 << 20};
     rig t = open_tiny(variant, isa, 2, &eo);
     uint32_t width = model_get(t.m)->width;
     double worst = 0, *want = hd_calloc(width, sizeof *want), *sum = hd_calloc(width, sizeof *sum);
@@ -126,7 +126,7 @@ typedef struct {
 static void take_pages(page_set *p, model *m, segment *g) {
     for (uint32_t k = 0; k < model_get(m)->n_groups; k++) {
         for (size_t i = 0; i < N_PAGES; i++)
-            assert_non_null(p->pages[k][i] = hd_alloc_aligned(64, model_page_bytes(m, k, PAGE, TENSOR_F16)));
+            assert_non_null(p->pages[k][i] = hd_alloc_aligned(64, model_page_bytes(m, k, PAGE, KV_F16)));
         g->pages[k] = p->pages[k];
     }
 }
@@ -146,7 +146,7 @@ static void forward(model *m, segment *segs, uint32_t n) {
 
 static void wants_in_any_mix(void **state) {
     const step_limits lim = {.max_tokens = 128, .max_segs = 4, .max_logits = 64, .max_hidden = 96, .ctx = 64,
-                             .page_tokens = PAGE, .kv_type = TENSOR_F16};
+                             .page_tokens = PAGE, .kv_type = {KV_F16, KV_F16}};
     step_limits none = lim;
     rig t = open_tiny("q4_k", NULL, 2, NULL);
     uint32_t width = model_get(t.m)->width, vocab = model_get(t.m)->n_vocab;
@@ -412,7 +412,7 @@ static void check_purity(const char *variant, int n_rounds) {
     static int32_t ids[N_REQS][MAX_PROMPT];
     gen_request r[N_REQS];
     run_result alone[N_REQS], mixed[N_REQS];
-    engine_options base = {.kv_type = TENSOR_F16, .max_rows = 1, .ctx = CTX, .kv_budget_bytes = 64 << 20};
+    engine_options base = {.kv_type = KV_F16, .max_rows = 1, .ctx = CTX, .kv_budget_bytes = 64 << 20};
     rig t = open_tiny(variant, NULL, 1, &base);
     static const uint32_t steps[] = {1, 3, 16, 40, 256}, pages[] = {2, 16, 64}, rows[] = {2, 5, 16};
     uint64_t seed = 5, row[3] = {0};
@@ -420,14 +420,14 @@ static void check_purity(const char *variant, int n_rounds) {
     make_requests(r, ids);
     for (uint32_t g = 0; g < model_get(t.m)->n_groups; g++)
         for (size_t i = 0; i < 3; i++) /* pages take whole pages of the system */
-            row[i] += (model_page_bytes(t.m, g, pages[i], TENSOR_F16) + 4095) / 4096 * 4096 * (CTX / pages[i]);
+            row[i] += (model_page_bytes(t.m, g, pages[i], KV_F16) + 4095) / 4096 * 4096 * (CTX / pages[i]);
     for (size_t i = 0; i < N_REQS; i++) {
         run_all(t.e, &r[i], 1, NULL, &alone[i]);
         assert_true(alone[i].finish == FINISH_STOP || alone[i].finish == FINISH_LENGTH);
     }
     close_rig(&t);
     for (int round = 0; round < n_rounds; round++) {
-        engine_options o = {.kv_type = TENSOR_F16, .ctx = CTX, .default_max_tokens = 4};
+        engine_options o = {.kv_type = KV_F16, .ctx = CTX, .default_max_tokens = 4};
         size_t order[N_REQS], page = rng_below(&seed, 3);
         engine_view view = {0};
         o.step_tokens = steps[rng_below(&seed, 5)];
@@ -506,7 +506,7 @@ static void a_mean_survives_preemption(void **state) {
 
 /* A broken file: its states are not numbers, and JSON has no word for them. */
 static void states_that_are_not_numbers_fail(void **state) {
-    engine_options eo = {.kv_type = TENSOR_F16, .kv_budget_bytes = 64 << 20};
+    engine_options eo = {.kv_type = KV_F16, .kv_budget_bytes = 64 << 20};
     const tiny_variant *v = tiny_variant_find("llama");
     rig t = open_tiny("llama", NULL, 1, NULL);
     float norm[64], nan = __builtin_nanf("");

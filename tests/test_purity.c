@@ -3,8 +3,8 @@
  * 24 requests of mixed kinds run one by one, then all together in 20 random interleavings: order of arrival, step budget,
  * threads, rows, page size, KV budget (small ones preempt), priorities, shares, and a thread that makes trouble meanwhile:
  * exclusive jobs that preempt every row at random points, neighbours that come, stall, are cancelled and go.  Ids,
- * logprobs, text and ends must be equal.  Models: small random ones in the formats of real files, and the demo model where
- * $HEDDLE_TEST_MODEL names it. */
+ * logprobs, text and ends must be equal.  Models: small random ones in the formats of real files, with every scheme
+ * of keys and values, and the demo model where $HEDDLE_TEST_MODEL names it. */
 #include "base/mem.h"
 #include "tiny/tiny_model.h"
 #include "util/runs.h"
@@ -74,7 +74,7 @@ typedef struct {
 
 static setting random_setting(uint64_t *seed) {
     static const uint32_t steps[] = {1, 3, 16, 64, 256}, rows[] = {1, 2, 5, 16, 24}, pages[] = {2, 16, 32, 64};
-    setting s = {1 + rng_below(seed, 2), 0, {.kv_type = TENSOR_F16}};
+    setting s = {1 + rng_below(seed, 2), 0, {0}};
     s.opt.step_tokens = steps[rng_below(seed, 5)];
     s.opt.max_rows = rows[rng_below(seed, 5)];
     s.opt.page_tokens = pages[rng_below(seed, 4)];
@@ -86,10 +86,12 @@ static setting random_setting(uint64_t *seed) {
 }
 
 /* Pages are counted in whole pages of the system. */
-static uint64_t row_bytes(const model *m, uint32_t page_tokens) {
+static uint64_t row_bytes(const model *m, const engine_options *o) {
     uint64_t n = 0;
-    for (uint32_t g = 0; g < model_get(m)->n_groups; g++)
-        n += (model_page_bytes(m, g, page_tokens, TENSOR_F16) + 4095) / 4096 * 4096 * (CTX / page_tokens);
+    for (uint32_t g = 0; g < model_get(m)->n_groups; g++) {
+        kv_scheme kv = model_get(m)->groups[g].window ? o->kv_type_sliding : o->kv_type;
+        n += (model_page_bytes(m, g, o->page_tokens, kv) + 4095) / 4096 * 4096 * (CTX / o->page_tokens);
+    }
     return n;
 }
 
@@ -98,7 +100,7 @@ static engine *open_with(const char *path, setting *s, model **m) {
     engine *e;
     hd_err err;
     if (model_open(m, path, &mo, &err)) fail_msg("%s", err.msg);
-    if (!s->opt.kv_budget_bytes) s->opt.kv_budget_bytes = row_bytes(*m, s->opt.page_tokens) * s->budget_rows;
+    if (!s->opt.kv_budget_bytes) s->opt.kv_budget_bytes = row_bytes(*m, &s->opt) * s->budget_rows;
     if (engine_open(&e, *m, &s->opt, &err)) fail_msg("%s", err.msg);
     return e;
 }
@@ -170,10 +172,10 @@ static void *make_trouble(void *ctx) {
     return NULL;
 }
 
-static void check_model(const char *name, const char *path, int rounds) {
+static void check_model(const char *name, const char *path, kv_scheme full, kv_scheme sliding, int rounds) {
     workload *w = hd_calloc(1, sizeof *w);
     run_result alone[N_REQS], mixed[N_REQS];
-    setting base = {1, 0, {.kv_type = TENSOR_F16, .max_rows = 1, .ctx = CTX, .kv_budget_bytes = 256u << 20}};
+    setting base = {1, 0, {.kv_type = full, .kv_type_sliding = sliding, .max_rows = 1, .ctx = CTX, .kv_budget_bytes = 256u << 20}};
     uint64_t seed = 99;
     uint32_t preemptions = 0, jobs = 0;
     model *m;
@@ -193,6 +195,8 @@ static void check_model(const char *name, const char *path, int rounds) {
         trouble tr = {.w = w, .seed = seed + (uint64_t)round};
         pthread_t troubler;
         engine_view view = {0};
+        s.opt.kv_type = full;
+        s.opt.kv_type_sliding = sliding;
         for (size_t i = 0; i < N_REQS; i++) order[i] = i;
         for (size_t i = N_REQS - 1; i > 0; i--) {
             size_t j = rng_below(&seed, (uint32_t)i + 1), t = order[i];
@@ -216,8 +220,8 @@ static void check_model(const char *name, const char *path, int rounds) {
         for (size_t i = 0; i < N_REQS; i++) {
             const char *what = run_result_differs(&alone[i], &mixed[i]);
             if (what)
-                fail_msg("%s round %d request %zu: %s differ (threads %u, step %u, rows %u, page %u, budget %llu): alone %zu ids, "
-                         "%s; now %zu ids, %s %s %s", name, round, i, what, s.threads, s.opt.step_tokens, s.opt.max_rows,
+                fail_msg("%s %s,%s round %d request %zu: %s differ (threads %u, step %u, rows %u, page %u, budget %llu): alone %zu ids, "
+                         "%s; now %zu ids, %s %s %s", name, kv_scheme_name(full), kv_scheme_name(sliding), round, i, what, s.threads, s.opt.step_tokens, s.opt.max_rows,
                          s.opt.page_tokens, (unsigned long long)s.opt.kv_budget_bytes, alone[i].n_ids,
                          finish_reason_name(alone[i].finish), mixed[i].n_ids, finish_reason_name(mixed[i].finish),
                          cancel_reason_name(mixed[i].reason), mixed[i].finish == FINISH_FAILED ? mixed[i].err.msg : "");
@@ -226,8 +230,8 @@ static void check_model(const char *name, const char *path, int rounds) {
         engine_close(e);
         model_close(m);
     }
-    print_message("%s: %d requests equal in %d interleavings, %u preemptions and %u exclusive jobs on the way\n", name, N_REQS,
-                  rounds, preemptions, jobs);
+    print_message("%s with %s and %s: %d requests equal in %d interleavings, %u preemptions and %u exclusive jobs on the way\n", name,
+                  kv_scheme_name(full), kv_scheme_name(sliding), N_REQS, rounds, preemptions, jobs);
     assert_true(preemptions > 0 && jobs > 0);
     for (size_t i = 0; i < N_REQS; i++) run_result_deinit(&alone[i]);
     hd_free(w);
@@ -242,20 +246,27 @@ static int rounds(int dflt) {
     return want && atoi(want) > 0 ? atoi(want) : dflt;
 }
 
-static void check_tiny(const char *variant) {
+static void check_tiny(const char *variant, kv_scheme full, kv_scheme sliding, int n) {
     char path[] = "/tmp/heddle-purity-XXXXXX";
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     close(fd);
     assert_int_equal(tiny_model_write(tiny_variant_find(variant), NULL, path), 0);
-    check_model(variant, path, rounds(ROUNDS));
+    check_model(variant, path, full, sliding, rounds(n));
     unlink(path);
 }
 
-static void f32_llama(void **state) { (void)state, check_tiny("llama"); }
-static void sliding_gemma3(void **state) { (void)state, check_tiny("gemma3"); }
-static void q4_1_llama(void **state) { (void)state, check_tiny("q4_1"); }
-static void q4_k_llama(void **state) { (void)state, check_tiny("q4_k"); }
+static void f32_llama(void **state) { (void)state, check_tiny("llama", KV_F16, KV_F16, ROUNDS); }
+static void sliding_gemma3(void **state) { (void)state, check_tiny("gemma3", KV_F16, KV_F16, ROUNDS); }
+static void q4_1_llama(void **state) { (void)state, check_tiny("q4_1", KV_F16, KV_F16, ROUNDS); }
+static void q4_k_llama(void **state) { (void)state, check_tiny("q4_k", KV_F16, KV_F16, ROUNDS); }
+/* gemma3 has layers of both kinds. */
+static void kv_f32(void **state) { (void)state, check_tiny("gemma3", KV_F32, KV_F32, ROUNDS / 4); }
+static void kv_bf16(void **state) { (void)state, check_tiny("gemma3", KV_BF16, KV_BF16, ROUNDS / 4); }
+static void kv_q8(void **state) { (void)state, check_tiny("gemma3", KV_Q8, KV_Q8, ROUNDS / 2); }
+static void kv_q4(void **state) { (void)state, check_tiny("gemma3", KV_Q4, KV_Q4, ROUNDS / 2); }
+static void kv_mixed(void **state) { (void)state, check_tiny("gemma3", KV_Q8, KV_F16, ROUNDS / 4); }
+static void kv_short_blocks(void **state) { (void)state, check_tiny("llama", KV_Q4, KV_Q4, ROUNDS / 4); }
 
 static void demo_model(void **state) {
     const char *path = getenv("HEDDLE_TEST_MODEL");
@@ -264,13 +275,15 @@ static void demo_model(void **state) {
         print_message("skipped: HEDDLE_TEST_MODEL does not name a model\n");
         skip();
     }
-    check_model("demo model", path, rounds(3)); /* a real model takes its time */
+    check_model("demo model", path, KV_F16, KV_F16, rounds(3));
+    check_model("demo model", path, KV_Q8, KV_Q8, rounds(1)); /* a real model takes its time */
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f32_llama), cmocka_unit_test(sliding_gemma3), cmocka_unit_test(q4_1_llama),
-        cmocka_unit_test(q4_k_llama), cmocka_unit_test(demo_model),
+        cmocka_unit_test(q4_k_llama), cmocka_unit_test(kv_f32), cmocka_unit_test(kv_bf16), cmocka_unit_test(kv_q8),
+        cmocka_unit_test(kv_q4), cmocka_unit_test(kv_mixed), cmocka_unit_test(kv_short_blocks), cmocka_unit_test(demo_model),
     };
     return cmocka_run_group_tests_name("purity", tests, NULL, NULL);
 }

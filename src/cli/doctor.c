@@ -226,9 +226,12 @@ static void print_server(const server_report *r, bool asked) {
     }
     limits = json_object_get(r->state.body, "limits");
     queue = json_object_get(r->state.body, "queue");
-    printf("  limits      %lld rows, %lld waiting, context %lld, %lld tokens a step, %.1f GiB of KV\n", number(limits, "max_rows"),
+    clean(limits, "kv_type", a);
+    clean(limits, "kv_type_sliding", b);
+    printf("  limits      %lld rows, %lld waiting, context %lld, %lld tokens a step, %.1f GiB of KV (%s%s%s)\n", number(limits, "max_rows"),
            number(limits, "max_queued"), number(limits, "context"), number(limits, "step_tokens"),
-           (double)number(limits, "kv_bytes") / (1 << 30));
+           (double)number(limits, "kv_bytes") / (1 << 30), a,
+           strcmp(a, b) ? ", sliding windows " : "", strcmp(a, b) ? b : "");
     printf("  now         %lld run, %lld wait\n", number(r->state.body, "running"), number(r->state.body, "waiting"));
     for (size_t i = 0; i < json_array_size(queue); i++) {
         const json_t *q = json_array_get(queue, i);

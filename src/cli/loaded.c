@@ -17,10 +17,12 @@ static void show_progress(void *ctx, const char *what, double share) {
     if (now >= 100) fprintf(stderr, "\r%*s\r", 40, "");
 }
 
-static bool kv_type_by_name(const char *name, tensor_type *out) {
-    if (!name || !strcmp(name, "f16")) return *out = TENSOR_F16, true;
-    if (!strcmp(name, "f32")) return *out = TENSOR_F32, true;
-    return false;
+/* "T", or "T,T" for layers with full attention and layers with a sliding window. */
+static bool kv_types_by_name(const char *name, engine_options *o) {
+    size_t n = name ? strcspn(name, ",") : 0;
+    if (!name) return true;
+    return kv_scheme_by_name(name, n, &o->kv_type) &&
+           (!name[n] || kv_scheme_by_name(name + n + 1, strlen(name + n + 1), &o->kv_type_sliding));
 }
 
 int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine) {
@@ -33,8 +35,9 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
     uint64_t t0 = hd_now_us(&hd_clock_real);
     hd_err err;
     memset(l, 0, sizeof *l);
-    if (!kv_type_by_name(o->kv_type, &eo.kv_type)) {
-        fprintf(stderr, "heddle: --kv-type must be f16 or f32\n");
+    if (!kv_types_by_name(o->kv_type, &eo)) {
+        fprintf(stderr, "heddle: --kv-type must be " KV_SCHEME_NAMES
+                        ", or two of them with a comma: of full attention and of sliding windows\n");
         return EXIT_USAGE;
     }
     if (mo.n_threads > 256) {

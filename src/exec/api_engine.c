@@ -9,6 +9,12 @@
 SAME(HEDDLE_PRIORITY_HIGH, PRIORITY_HIGH);
 SAME(HEDDLE_PRIORITY_NORMAL, PRIORITY_NORMAL);
 SAME(HEDDLE_PRIORITY_LOW, PRIORITY_LOW);
+SAME(HEDDLE_KV_DEFAULT, KV_DEFAULT);
+SAME(HEDDLE_KV_F16, KV_F16);
+SAME(HEDDLE_KV_F32, KV_F32);
+SAME(HEDDLE_KV_BF16, KV_BF16);
+SAME(HEDDLE_KV_Q8, KV_Q8);
+SAME(HEDDLE_KV_Q4, KV_Q4);
 _Static_assert(HEDDLE_NO_CAP == GEN_NO_CAP, "one number for no cap");
 _Static_assert(sizeof(heddle_text) == sizeof(stop_string) && offsetof(heddle_text, n) == offsetof(stop_string, n),
                "one shape");
@@ -46,6 +52,11 @@ static heddle_status refuse(heddle_error *err, hd_err *e) {
 
 /* ---- engines ---- */
 
+static hd_status check_kv_type(const char *field, int32_t type, hd_err *e) {
+    if (type >= HEDDLE_KV_DEFAULT && type <= HEDDLE_KV_Q4) return HD_OK;
+    return hd_fail_field(e, HD_UNSUPPORTED, field, "%s %d is not one this library knows (" KV_SCHEME_NAMES ")", field, type);
+}
+
 heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const heddle_engine_options *opt,
                                  heddle_error *err) {
     heddle_engine *e = NULL;
@@ -56,10 +67,8 @@ heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const hed
     hd_status st;
     *out = NULL;
     if ((st = api_take(&o, sizeof o, opt, "heddle_engine_options", &he))) goto fail;
-    if (o.kv_type != HEDDLE_KV_F16 && o.kv_type != HEDDLE_KV_F32) {
-        st = hd_fail_field(&he, HD_UNSUPPORTED, "kv_type", "kv_type %d is not one this library knows", o.kv_type);
+    if ((st = check_kv_type("kv_type", o.kv_type, &he)) || (st = check_kv_type("kv_type_sliding", o.kv_type_sliding, &he)))
         goto fail;
-    }
     if (m->vocab_only) {
         st = hd_fail(&he, HD_UNSUPPORTED, "the model was opened without its weights (vocab_only)");
         goto fail;
@@ -76,7 +85,8 @@ heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const hed
                           .kv_budget_bytes = o.kv_budget_bytes,
                           .page_tokens = o.page_tokens,
                           .ctx = o.context,
-                          .kv_type = o.kv_type == HEDDLE_KV_F32 ? TENSOR_F32 : TENSOR_F16,
+                          .kv_type = (kv_scheme)o.kv_type,
+                          .kv_type_sliding = (kv_scheme)o.kv_type_sliding,
                           .idle_timeout_us = o.idle_timeout_us,
                           .stuck_timeout_us = o.stuck_timeout_us,
                           .age_us = o.age_us,

@@ -32,7 +32,8 @@ typedef struct {
     uint64_t kv_budget_bytes;    /* pages of all rows: half of (memory limit - weights) */
     uint32_t page_tokens;        /* positions per page: 64 */
     uint32_t ctx;                /* effective context: the model's own */
-    tensor_type kv_type;         /* F16 (or F32) */
+    kv_scheme kv_type;           /* of layers with full attention: KV_F16 */
+    kv_scheme kv_type_sliding;   /* of layers with a window: as kv_type */
     uint64_t idle_timeout_us;    /* a full, unread queue: 30 s */
     uint64_t stuck_timeout_us;   /* work but no finished step for this long = failed: 120 s */
     uint64_t age_us;             /* waiting this long lifts a request by one priority class: 10 s */
@@ -203,6 +204,7 @@ typedef struct {
     uint32_t running, waiting; /* true counts */
     uint64_t pages_total, pages_used, pages_cached, pages_shared;
     uint64_t kv_bytes_total, kv_bytes_used;
+    kv_scheme kv_type, kv_type_sliding;
     uint32_t page_tokens, ctx, max_rows, max_queued, step_tokens;
     uint64_t steps;
     uint32_t step_tokens_last;

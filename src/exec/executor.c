@@ -43,6 +43,8 @@ static void fill_defaults(executor *x, const engine_options *opt) {
     if (!o->step_tokens) o->step_tokens = 256;
     if (!o->default_max_tokens) o->default_max_tokens = 512;
     if (!o->page_tokens) o->page_tokens = 64;
+    if (!o->kv_type) o->kv_type = KV_F16;
+    if (!o->kv_type_sliding) o->kv_type_sliding = o->kv_type;
     if (!o->ctx || o->ctx > x->info->ctx_train) o->ctx = x->info->ctx_train;
     if (!o->kv_budget_bytes) o->kv_budget_bytes = limit > weights ? (limit - weights) / 2 : limit / 8;
     if (!o->idle_timeout_us) o->idle_timeout_us = 30u * 1000000;
@@ -92,13 +94,16 @@ hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err
     x->n_groups = x->info->n_groups;
     fill_defaults(x, opt);
     if ((st = check_options(&x->opt, err))) return st;
-    for (uint32_t g = 0; g < x->n_groups; g++)
-        if (!(page_bytes[g] = model_page_bytes(m, g, x->opt.page_tokens, x->opt.kv_type)))
-            return hd_fail_field(err, HD_UNSUPPORTED, "kv-type", "this KV type is not supported");
+    lim = (step_limits){x->max_step_tokens, x->opt.max_rows, x->max_logits, x->max_step_tokens, x->opt.ctx, x->opt.page_tokens, {0}};
+    for (uint32_t g = 0; g < x->n_groups; g++) {
+        lim.kv_type[g] = x->info->groups[g].window ? x->opt.kv_type_sliding : x->opt.kv_type;
+        if (!(page_bytes[g] = model_page_bytes(m, g, x->opt.page_tokens, lim.kv_type[g])))
+            return hd_fail_field(err, HD_UNSUPPORTED, "kv-type", "kv-type must be " KV_SCHEME_NAMES);
+    }
     if ((st = kv_open(&x->kv, x->opt.kv_budget_bytes, x->n_groups, page_bytes, err)) || (st = bound_context(x, err)))
         goto fail;
     x->max_pages = pages_for(x->opt.ctx, x->opt.page_tokens);
-    lim = (step_limits){x->max_step_tokens, x->opt.max_rows, x->max_logits, x->max_step_tokens, x->opt.ctx, x->opt.page_tokens, x->opt.kv_type};
+    lim.ctx = x->opt.ctx; /* what the budget holds */
     if ((st = model_plan(m, &lim, err))) goto fail;
     x->rows = hd_calloc(x->opt.max_rows, sizeof *x->rows);
     x->segs = hd_calloc(x->opt.max_rows, sizeof *x->segs);

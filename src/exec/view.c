@@ -178,6 +178,8 @@ void engine_look(engine *e, engine_view *out) {
     out->step_tokens = e->opt.step_tokens;
     out->page_tokens = e->opt.page_tokens;
     out->kv_bytes_total = e->opt.kv_budget_bytes;
+    out->kv_type = e->opt.kv_type;
+    out->kv_type_sliding = e->opt.kv_type_sliding;
     out->leases_waiting = leases.waiting_exclusive + leases.exclusive_held;
     for (uint32_t g = 0; g < e->x.n_groups; g++) page_bytes += kv_page_bytes(e->x.kv, g);
     out->pages_total = e->opt.kv_budget_bytes / page_bytes * e->x.n_groups;

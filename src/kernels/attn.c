@@ -1,16 +1,31 @@
-/* attn.c - the public attention calls: sizes, checks, and the table. */
+/* attn.c - the public attention calls: schemes, sizes, checks, and the table. */
 #include "base/err.h"
 #include "kernels/attn_int.h"
 
+#include <string.h>
+
+static const char *const scheme_names[KV_SCHEMES] = {"default", "f16", "f32", "bf16", "q8", "q4"};
+
+const char *kv_scheme_name(kv_scheme scheme) { return scheme_names[scheme]; }
+
+bool kv_scheme_by_name(const char *name, size_t n, kv_scheme *out) {
+    for (int i = KV_F16; i < KV_SCHEMES; i++)
+        if (strlen(scheme_names[i]) == n && !memcmp(scheme_names[i], name, n)) {
+            *out = (kv_scheme)i;
+            return true;
+        }
+    return false;
+}
+
 size_t kv_head_bytes(const kv_shape *s) {
-    size_t n = (size_t)s->page_tokens * s->head_dim * kv_elem_bytes(s);
+    size_t n = (size_t)s->page_tokens * kv_v_bytes(s);
     return (n + 63) & ~(size_t)63;
 }
 
 static void check(const kv_shape *s) {
     HD_ASSERT(s->head_dim >= 8 && s->head_dim <= ATTN_HEAD_MAX && s->head_dim % 8 == 0);
     HD_ASSERT(s->page_tokens > 0 && (s->page_tokens & (s->page_tokens - 1)) == 0);
-    HD_ASSERT(s->kv_type == TENSOR_F16 || s->kv_type == TENSOR_F32);
+    HD_ASSERT(s->scheme > KV_DEFAULT && s->scheme < KV_SCHEMES);
     (void)s;
 }
 

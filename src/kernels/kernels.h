@@ -64,14 +64,25 @@ size_t mm_scratch_bytes(void);
  * A page holds positions [i*page_tokens, (i+1)*page_tokens) of every layer of its group.  Within it, one (layer, kv
  * head) has a K region at k_off and a V region at v_off, in the kernel's own layout, kv_head_bytes long each; pages and
  * offsets are 64-byte aligned.  The layout is the same for all instruction sets. */
+
+/* How keys and values are kept; 0 stands for "none chosen" in options and is no scheme.  q8 and q4: head_dim in blocks of
+ * 32 (the last may be 8, 16 or 24), each with an f16 scale and integers in -127..127 or -8..7, rounded to nearest even;
+ * q4's scale is picked for the least squared error (kv_int.h). */
+typedef enum { KV_DEFAULT, KV_F16, KV_F32, KV_BF16, KV_Q8, KV_Q4, KV_SCHEMES } kv_scheme;
+const char *kv_scheme_name(kv_scheme scheme); /* "f16" ..., "default" */
+/* name[0..n), case as written; false: there is no such scheme. */
+bool kv_scheme_by_name(const char *name, size_t n, kv_scheme *out);
+#define KV_SCHEME_NAMES "f16, f32, bf16, q8 or q4"
+
 typedef struct {
     uint32_t head_dim;    /* multiple of 8, at most 512 */
     uint32_t page_tokens; /* any power of two; fast paths want >= 16 */
-    tensor_type kv_type;  /* F32 or F16 */
+    kv_scheme scheme;
 } kv_shape;
 size_t kv_head_bytes(const kv_shape *s); /* of K or of V; a multiple of 64 */
 
-/* Write k[head_dim], v[head_dim] of the position with index `slot` in its page, F16 rounded to nearest even. */
+/* Write k[head_dim], v[head_dim] of the position with index `slot` in its page, as the scheme says.  What is written
+ * depends on this key and this value alone.  Threads may store different positions of one page. */
 void kv_store(const kernels *k, const kv_shape *s, void *page, size_t k_off, size_t v_off, uint32_t slot,
               const float *key, const float *value);
 

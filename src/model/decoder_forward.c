@@ -122,14 +122,10 @@ hd_status decoder_plan(model *m, const step_limits *lim, hd_err *err) {
     return HD_OK;
 }
 
-static kv_shape shape_of(const decoder *d, uint32_t page_tokens, tensor_type kv_type) {
-    return (kv_shape){d->cfg.head_dim, page_tokens, kv_type};
-}
-
-uint64_t decoder_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type) {
+uint64_t decoder_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme) {
     const decoder *d = (const decoder *)m;
-    kv_shape shape = shape_of(d, page_tokens, kv_type);
-    if (kv_type != TENSOR_F16 && kv_type != TENSOR_F32) return 0;
+    kv_shape shape = {d->cfg.head_dim, page_tokens, scheme};
+    if (scheme <= KV_DEFAULT || scheme >= KV_SCHEMES) return 0;
     return 2 * (uint64_t)kv_head_bytes(&shape) * d->base.info.groups[g].n_layers * d->cfg.n_kv;
 }
 
@@ -218,6 +214,10 @@ static void pack_for(forward_space *s, const mm_weight *const *ws, uint32_t n_ws
 
 /* ---- phases ---- */
 
+static kv_shape shape_of(const forward_space *s, uint32_t layer) {
+    return (kv_shape){s->d->cfg.head_dim, s->lim.page_tokens, s->lim.kv_type[s->d->layer_group[layer]]};
+}
+
 static void embed(worker *w, size_t t0, size_t t1) {
     forward_space *s = w->s;
     const decoder *d = s->d;
@@ -275,7 +275,7 @@ static void store_kv(worker *w, size_t i0, size_t i1) {
     const decoder *d = s->d;
     const decoder_config *c = &d->cfg;
     const decoder_layer *y = w->y;
-    kv_shape shape = shape_of(d, s->lim.page_tokens, s->lim.kv_type);
+    kv_shape shape = shape_of(s, w->layer);
     uint64_t head_bytes = kv_head_bytes(&shape);
     uint32_t group = c->n_head / c->n_kv, hd = c->head_dim;
     for (size_t i = i0; i < i1; i++) {
@@ -298,7 +298,7 @@ static void attend(worker *w, size_t i0, size_t i1) {
     const decoder *d = s->d;
     const decoder_config *c = &d->cfg;
     uint32_t qw = c->n_head * c->head_dim;
-    attn_job job = {.shape = shape_of(d, s->lim.page_tokens, s->lim.kv_type), .ldq = qw, .ldout = qw,
+    attn_job job = {.shape = shape_of(s, w->layer), .ldq = qw, .ldout = qw,
                     .window = c->sliding[w->layer] ? c->window : 0, .scale = c->score_scale, .softcap = c->attn_softcap};
     uint64_t head_bytes = kv_head_bytes(&job.shape);
     for (size_t i = i0; i < i1; i++) {

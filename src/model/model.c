@@ -30,8 +30,8 @@ hd_status model_plan(model *m, const step_limits *lim, hd_err *err) { return m->
 
 uint64_t model_workspace_bytes(const model *m, const step_limits *lim) { return m->ops->workspace_bytes(m, lim); }
 
-uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type) {
-    return m->ops->page_bytes(m, g, page_tokens, kv_type);
+uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme) {
+    return m->ops->page_bytes(m, g, page_tokens, scheme);
 }
 
 hd_status model_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err) {

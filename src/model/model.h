@@ -96,12 +96,12 @@ typedef struct {
     uint32_t max_hidden; /* positions that want hidden states; 0: none ever */
     uint32_t ctx;        /* positions of a row */
     uint32_t page_tokens;
-    tensor_type kv_type;
+    kv_scheme kv_type[MODEL_MAX_GROUPS]; /* of each group */
 } step_limits;
 hd_status model_plan(model *m, const step_limits *lim, hd_err *err);
 uint64_t model_workspace_bytes(const model *m, const step_limits *lim);
-/* Bytes of one page of group g; 0 if the KV type is not one this model can use. */
-uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type);
+/* Bytes of one page of group g; 0 if the scheme is not one this model can use. */
+uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme);
 
 /* Run the step on the model's pool.  HD_FAILED: *bad_seg is the segment that failed, or n_segs if unknown.  Running the
  * same step again writes the same values.  Executor thread only. */

@@ -8,7 +8,7 @@ typedef struct {
     void (*close)(model *m);
     hd_status (*plan)(model *m, const step_limits *lim, hd_err *err);
     uint64_t (*workspace_bytes)(const model *m, const step_limits *lim);
-    uint64_t (*page_bytes)(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type);
+    uint64_t (*page_bytes)(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme);
     hd_status (*forward)(model *m, const step *st, uint32_t *bad_seg, hd_err *err);
     hd_status (*row_open)(model *m, const int32_t *prompt, size_t n_prompt, void **row_state, hd_err *err);
     void (*row_close)(model *m, void *row_state);

@@ -33,8 +33,8 @@ static uint64_t script_workspace_bytes(const model *m, const step_limits *lim) {
     return ((uint64_t)lim->max_logits * m->info.n_vocab + (uint64_t)lim->max_hidden * SCRIPT_WIDTH) * sizeof(float);
 }
 
-static uint64_t script_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, tensor_type kv_type) {
-    (void)m, (void)g, (void)kv_type;
+static uint64_t script_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme) {
+    (void)m, (void)g, (void)scheme;
     return (uint64_t)page_tokens * SCRIPT_TOKEN_BYTES;
 }
 

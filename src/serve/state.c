@@ -79,6 +79,8 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "max_queued"), jsonw_uint(&w, v.max_queued);
     jsonw_key(&w, "step_tokens"), jsonw_uint(&w, v.step_tokens);
     jsonw_key(&w, "kv_bytes"), jsonw_uint(&w, v.kv_bytes_total);
+    jsonw_key(&w, "kv_type"), jsonw_str(&w, kv_scheme_name(v.kv_type));
+    jsonw_key(&w, "kv_type_sliding"), jsonw_str(&w, kv_scheme_name(v.kv_type_sliding));
     jsonw_obj_end(&w);
     jsonw_key(&w, "leases_waiting"), jsonw_uint(&w, v.leases_waiting);
     jsonw_key(&w, "planning"), jsonw_uint(&w, s->n_planning);

@@ -1,28 +1,18 @@
 /* attn_avx2.c - attention over pages with 8-wide registers, to the bits of attn_generic.c (order: attn_int.h).
  *
  * Work goes tile by tile: up to TILE_ROWS rows, a row being one (query, head), queries outermost.  Per block of 256
- * positions a tile makes all scores, turns them into p, and sums values; rows are taken up to 6 at a time so that 12
- * accumulators stay in registers while K or V streams by.  F16 is widened on the fly: the conversion runs beside the
- * multiplications and costs less than a widened copy would.  K and V of a block are read from memory once per tile.
+ * positions a tile makes all scores, turns them into p, and sums values (attn_loops.h).  K and V of a block are read from
+ * memory once per tile.
  *
  * A lane is one position (scores) or one dimension (values), so no sum is ever split: rows, tiles and pages can be cut
  * anywhere.
  * Read: run, tile_block, scores, softmax_row, values. */
-#include "kernels/attn_int.h"
-#include "kernels/avx2/math_avx2.h"
+#include "kernels/avx2/attn_loops.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#define IN_ORDER __asm__ volatile("" ::: "memory") /* else clang loads all broadcasts first and spills accumulators */
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#define IN_ORDER ((void)0)
-#endif
+#include <string.h>
 
 enum {
     TILE_ROWS = 48,  /* a tile's scores and one K block fit L2; 8 groups of 6 share each read of K and V */
-    GROUP_ROWS = 6,  /* 2 x 6 accumulators, 2 loaded vectors, 1 broadcast: 15 of 16 registers */
     MAX_GROUPS = TILE_ROWS / GROUP_ROWS,
 };
 _Static_assert(TILE_ROWS % GROUP_ROWS == 0, "a full tile has MAX_GROUPS groups");
@@ -43,7 +33,8 @@ typedef struct {
 typedef struct {
     _Alignas(64) float p[TILE_ROWS][ATTN_BLOCK]; /* scores, then exp(score - m) */
     float o[TILE_ROWS * ATTN_HEAD_MAX];          /* this block's value sums, [row][head_dim] */
-    float k[ATTN_HEAD_MAX * KV_LANES];           /* K of 16 positions gathered from pages smaller than that */
+    float scaled[TILE_ROWS][ATTN_BLOCK];         /* q8, q4: p times the scale of a position's value block */
+    char k[ATTN_HEAD_MAX * KV_LANES * 4];        /* K of 16 positions gathered from pages smaller than that */
     const float *q[TILE_ROWS];
     float *out[TILE_ROWS];
     float big_m[TILE_ROWS], big_l[TILE_ROWS];
@@ -54,183 +45,45 @@ typedef struct {
     row_group groups[MAX_GROUPS];
 } tile;
 
-/* ---- storing ---- */
-
-static void store(const kv_shape *s, void *k, void *v, uint32_t slot, const float *key, const float *value) {
-    if (s->kv_type != TENSOR_F16) {
-        attn_generic.store(s, k, v, slot, key, value);
-        return;
-    }
-    uint32_t b = s->page_tokens < KV_LANES ? s->page_tokens : KV_LANES;
-    uint16_t *k16 = (uint16_t *)k + kv_k_index(s, slot, 0), *v16 = v, lane[8];
-    for (uint32_t d = 0; d < s->head_dim; d += 8) {
-        _mm_storeu_si128((__m128i *)lane, _mm256_cvtps_ph(_mm256_loadu_ps(key + d), _MM_FROUND_TO_NEAREST_INT));
-        for (uint32_t i = 0; i < 8; i++) k16[(size_t)(d + i) * b] = lane[i];
-        _mm_storeu_si128((__m128i *)(v16 + kv_v_index(s, slot, d)),
-                         _mm256_cvtps_ph(_mm256_loadu_ps(value + d), _MM_FROUND_TO_NEAREST_INT));
-    }
-}
-
-/* ---- the two inner loops ---- */
-
-INLINE __m256 load8(const void *p, size_t i, bool f16) {
-    return f16 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)p + i)))
-               : _mm256_loadu_ps((const float *)p + i);
-}
-
-INLINE void fma_pair(const uint32_t n, const bool wide, __m256 acc[][2], const float *const *x, size_t at, __m256 y0,
-                     __m256 y1) {
-    UNROLL for (uint32_t r = 0; r < n; r++) {
-        __m256 b = _mm256_broadcast_ss(x[r] + at);
-        acc[r][0] = _mm256_fmadd_ps(b, y0, acc[r][0]);
-        if (wide) acc[r][1] = _mm256_fmadd_ps(b, y1, acc[r][1]);
-        IN_ORDER;
-    }
-}
-
-/* A cache line's worth of elements from index `at` on, into L2: what the other half of the block needs.  One stream of
- * reads cannot keep the memory busy, and hints a few lines ahead in the same stream gain nothing; asking for V while K
- * is read, and for the next K while V is, doubles decode speed (docs/performance.md).  Hints into L1 gain half of that. */
-INLINE void ask_l2(const char *ahead, size_t at, bool f16) {
-    _mm_prefetch(ahead + at * (f16 ? 2 : 4), _MM_HINT_T1);
-    if (!f16) _mm_prefetch(ahead + at * 4 + 64, _MM_HINT_T1);
-}
-
-/* p[r][0..16) = scale * sum_d q[r][d] k[d][0..16) for n rows; p rows lie ATTN_BLOCK apart.
- * ahead: V of the same positions, 16 dimensions at a time, ahead_step bytes apart. */
-INLINE void scores_n(const uint32_t n, const bool f16, const float *const *q, const char *k, uint32_t head_dim,
-                     float scale, float *p, const char *ahead, size_t ahead_step) {
-    __m256 acc[GROUP_ROWS][2];
-    const float *row[GROUP_ROWS];
-    UNROLL for (uint32_t r = 0; r < n; r++) {
-        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-        row[r] = q[r];
-    }
-    for (uint32_t c = 0; c < head_dim; c += KV_LANES, ahead += ahead_step) {
-        uint32_t width = head_dim - c < KV_LANES ? 8 : KV_LANES;
-        for (uint32_t d = 0; d < width; d += 2) {
-            size_t at = (size_t)(c + d) * KV_LANES;
-            ask_l2(ahead, d * KV_LANES, f16);
-            fma_pair(n, true, acc, row, c + d, load8(k, at, f16), load8(k, at + 8, f16));
-            fma_pair(n, true, acc, row, c + d + 1, load8(k, at + 16, f16), load8(k, at + 24, f16));
-        }
-    }
-    __m256 s = _mm256_set1_ps(scale);
-    UNROLL for (uint32_t r = 0; r < n; r++) {
-        _mm256_storeu_ps(p + (size_t)r * ATTN_BLOCK, _mm256_mul_ps(acc[r][0], s));
-        _mm256_storeu_ps(p + (size_t)r * ATTN_BLOCK + 8, _mm256_mul_ps(acc[r][1], s));
-    }
-}
-
-/* o[r][0..8*w) += sum_j p[r][j] v[j][0..8*w) for n rows and n_pos positions; o rows lie head_dim apart.
- * ahead: as many bytes of the next block's K. */
-INLINE void values_n(const uint32_t n, const uint32_t w, const bool f16, const float *p, const char *v, uint32_t n_pos,
-                     float *o, size_t head_dim, const char *ahead) {
-    __m256 acc[GROUP_ROWS][2];
-    const float *row[GROUP_ROWS];
-    UNROLL for (uint32_t r = 0; r < n; r++) {
-        acc[r][0] = _mm256_loadu_ps(o + r * head_dim);
-        acc[r][1] = w == 2 ? _mm256_loadu_ps(o + r * head_dim + 8) : acc[r][0];
-        row[r] = p + (size_t)r * ATTN_BLOCK;
-    }
-    uint32_t j = 0;
-    for (; j + 2 <= n_pos; j += 2) {
-        size_t at = (size_t)j * 8 * w;
-        ask_l2(ahead, at, f16);
-        fma_pair(n, w == 2, acc, row, j, load8(v, at, f16), load8(v, at + 8 * (w - 1), f16));
-        at += 8 * w;
-        fma_pair(n, w == 2, acc, row, j + 1, load8(v, at, f16), load8(v, at + 8 * (w - 1), f16));
-    }
-    if (j < n_pos) {
-        size_t at = (size_t)j * 8 * w;
-        fma_pair(n, w == 2, acc, row, j, load8(v, at, f16), load8(v, at + 8 * (w - 1), f16));
-    }
-    UNROLL for (uint32_t r = 0; r < n; r++) {
-        _mm256_storeu_ps(o + r * head_dim, acc[r][0]);
-        if (w == 2) _mm256_storeu_ps(o + r * head_dim + 8, acc[r][1]);
-    }
-}
-
-/* Each number of rows gets loops of its own, with all accumulators in registers. */
-#define BY_ROWS(n, call)                                                                                               \
-    switch (n) {                                                                                                       \
-    case 1: call(1); break;                                                                                            \
-    case 2: call(2); break;                                                                                            \
-    case 3: call(3); break;                                                                                            \
-    case 4: call(4); break;                                                                                            \
-    case 5: call(5); break;                                                                                            \
-    default: call(6); break;                                                                                           \
-    }
-
-static void scores_16(uint32_t n, bool f16, const float *const *q, const char *k, uint32_t head_dim, float scale,
-                      float *p, const char *ahead, size_t ahead_step) {
-#define F16(n) scores_n(n, true, q, k, head_dim, scale, p, ahead, ahead_step)
-#define F32(n) scores_n(n, false, q, k, head_dim, scale, p, ahead, ahead_step)
-    if (f16) {
-        BY_ROWS(n, F16)
-    } else {
-        BY_ROWS(n, F32)
-    }
-#undef F16
-#undef F32
-}
-
-static void values_16(uint32_t n, uint32_t width, bool f16, const float *p, const char *v, uint32_t n_pos, float *o,
-                      size_t head_dim, const char *ahead) {
-#define WIDE_F16(n) values_n(n, 2, true, p, v, n_pos, o, head_dim, ahead)
-#define WIDE_F32(n) values_n(n, 2, false, p, v, n_pos, o, head_dim, ahead)
-#define HALF(n) values_n(n, 1, f16, p, v, n_pos, o, head_dim, ahead)
-    if (width < KV_LANES) {
-        BY_ROWS(n, HALF)
-    } else if (f16) {
-        BY_ROWS(n, WIDE_F16)
-    } else {
-        BY_ROWS(n, WIDE_F32)
-    }
-#undef WIDE_F16
-#undef WIDE_F32
-#undef HALF
-}
-
 /* ---- one block of a tile ---- */
 
-/* K of positions [at, at + 16) as [head_dim][16] f32, out of pages of fewer than 16; only [lo, hi) may be touched. */
-static void gather_k(const attn_job *job, uint32_t at, uint32_t lo, uint32_t hi, float *k) {
+/* K of positions [at, at + 16) as in a page of 16, out of smaller ones; only [lo, hi) may be touched. */
+static void gather_k(const attn_job *job, uint32_t at, uint32_t lo, uint32_t hi, char *k) {
     const kv_shape *s = &job->shape;
+    kv_shape wide = *s;
+    size_t unit = kv_blocked(s) ? 1 : kv_plain_bytes(s);
+    wide.page_tokens = KV_LANES;
+    memset(k, 0, KV_LANES * kv_k_bytes(s));
     for (uint32_t i = 0; i < KV_LANES; i++) {
-        uint32_t j = at + i;
-        const void *page = j >= lo && j < hi ? attn_page(job, j, job->k_off) : NULL;
-        size_t from = kv_k_index(s, j % s->page_tokens, 0);
-        for (uint32_t d = 0; d < s->head_dim; d++, from += s->page_tokens) {
-            float x = 0;
-            if (page && s->kv_type == TENSOR_F16) x = _cvtsh_ss(((const uint16_t *)page)[from]);
-            else if (page) x = ((const float *)page)[from];
-            k[d * KV_LANES + i] = x;
-        }
+        uint32_t j = at + i, slot = j % s->page_tokens;
+        if (j < lo || j >= hi) continue;
+        const char *page = attn_page(job, j, job->k_off);
+        for (uint32_t d = 0; d < s->head_dim; d += s->scheme == KV_Q4 ? 2 : 1)
+            memcpy(k + kv_k_at(&wide, i, d), page + kv_k_at(s, slot, d), unit);
+        for (uint32_t c = 0; kv_blocked(s) && c < kv_blocks(s); c++)
+            memcpy(k + kv_k_scale_at(&wide, i, c), page + kv_k_scale_at(s, slot, c), KV_SCALE_BYTES);
     }
 }
 
 static void scores(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
     const kv_shape *s = &job->shape;
-    bool small = s->page_tokens < KV_LANES, f16 = s->kv_type == TENSOR_F16 && !small;
-    size_t elem = kv_elem_bytes(s), v_step = (size_t)s->page_tokens * KV_LANES * elem;
+    size_t chunk = s->page_tokens * kv_v_run(s, KV_LANES), block = kv_blocked(s) ? s->page_tokens * KV_SCALE_BYTES : 0;
     for (uint32_t at = lo / KV_LANES * KV_LANES; at < hi; at += KV_LANES) {
-        const char *k = (const char *)t->k, *v = k;
-        size_t step = 0;
-        if (small) {
+        const char *k = t->k;
+        v_ahead ahead = {k, k, 0, 0};
+        if (s->page_tokens < KV_LANES) {
             gather_k(job, base + at, base + lo, base + hi, t->k);
         } else {
-            size_t slot = (base + at) % s->page_tokens;
-            k = (const char *)attn_page(job, base + at, job->k_off) + slot * s->head_dim * elem;
-            v = (const char *)attn_page(job, base + at, job->v_off) + slot * KV_LANES * elem;
-            step = v_step;
+            uint32_t slot = (base + at) % s->page_tokens;
+            const char *v = attn_page(job, base + at, job->v_off);
+            k = (const char *)attn_page(job, base + at, job->k_off) + slot * kv_k_bytes(s);
+            ahead = (v_ahead){v + kv_v_at(s, slot, 0), v + kv_v_scale_at(s, slot, 0), chunk, block};
         }
         for (uint32_t g = 0; g < t->n_groups; g++) {
             const row_group *rg = &t->groups[g];
             if (rg->lo >= at + KV_LANES || rg->hi <= at) continue;
-            scores_16(rg->n, f16, t->q + rg->begin, k, s->head_dim, job->scale, &t->p[rg->begin][at], v, step);
-            v = k; /* asked for once is enough */
-            step = 0;
+            scores_16(rg->n, s->scheme, t->q + rg->begin, k, s->head_dim, job->scale, &t->p[rg->begin][at], &ahead);
+            ahead = (v_ahead){k, k, 0, 0}; /* asked for once is enough */
         }
     }
 }
@@ -267,17 +120,32 @@ static uint32_t sooner(uint32_t a, uint32_t b) { return a < b ? a : b; }
 typedef struct {
     const char *v, *ahead; /* V at position a; what to ask for meanwhile */
     uint32_t width, a, b;
-    bool f16;
-    size_t head_dim;
+    size_t bytes;          /* of a position */
 } v_run;
 
 /* Add what a span has in common with the run. */
-static void add_span(const v_run *run, tile *t, const span *sp, uint32_t d, const char *ahead) {
+static void add_span(const attn_job *job, const v_run *run, tile *t, const span *sp, uint32_t d, const char *ahead) {
     uint32_t lo = later(sp->lo, run->a), hi = sooner(sp->hi, run->b);
+    size_t head_dim = job->shape.head_dim;
     if (lo >= hi) return;
-    const char *v = run->v + (size_t)(lo - run->a) * run->width * (run->f16 ? 2 : 4);
-    values_16(sp->n, run->width, run->f16, &t->p[sp->row][lo], v, hi - lo, t->o + sp->row * run->head_dim + d,
-              run->head_dim, ahead ? ahead : v);
+    const char *v = run->v + (lo - run->a) * run->bytes;
+    const float *p = kv_blocked(&job->shape) ? &t->scaled[sp->row][lo] : &t->p[sp->row][lo];
+    values_16(sp->n, run->width, job->shape.scheme, p, v, hi - lo, t->o + sp->row * head_dim + d, head_dim, ahead ? ahead : v);
+}
+
+/* scaled = p * scale of the values' block, for the positions of a run; scales: that of the run's first position. */
+static void scale_rows(tile *t, const v_run *run, const char *scales) {
+    for (uint32_t r = 0; r < t->n_rows; r++) {
+        uint32_t j = later(run->a, t->block_lo[r]), end = sooner(run->b, t->block_hi[r]);
+        const float *p = t->p[r];
+        float *out = t->scaled[r];
+        for (; j < end && j % 8; j++) out[j] = p[j] * _cvtsh_ss(((const uint16_t *)scales)[j - run->a]);
+        for (; j + 8 <= end; j += 8) {
+            __m256 scale = halves8(scales + (size_t)(j - run->a) * KV_SCALE_BYTES);
+            _mm256_storeu_ps(out + j, _mm256_mul_ps(_mm256_loadu_ps(p + j), scale));
+        }
+        for (; j < end; j++) out[j] = p[j] * _cvtsh_ss(((const uint16_t *)scales)[j - run->a]);
+    }
 }
 
 /* Where the K lies that is wanted after the V of position base + at: the next block's, or that of the next job. */
@@ -290,28 +158,30 @@ static const char *next_k(const attn_job *job, const tile *t, uint32_t base, uin
         region = job->k_next;
         if (!region || j < t->seen_lo || j >= t->seen_hi) return NULL;
     }
-    return (const char *)attn_page(job, j, region) + j % s->page_tokens * s->head_dim * kv_elem_bytes(s);
+    return (const char *)attn_page(job, j, region) + j % s->page_tokens * kv_k_bytes(s);
 }
 
 static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
     const kv_shape *s = &job->shape;
-    size_t elem = kv_elem_bytes(s);
-    v_run run = {.f16 = s->kv_type == TENSOR_F16, .head_dim = s->head_dim};
+    v_run run = {0};
     memset(t->o, 0, (size_t)t->n_rows * s->head_dim * sizeof *t->o);
     for (run.a = lo; run.a < hi; run.a = run.b) { /* what one page holds of the block */
         uint32_t slot = (base + run.a) % s->page_tokens;
         run.b = sooner(hi, run.a + s->page_tokens - slot);
         const char *page = attn_page(job, base + run.a, job->v_off);
         const char *ahead = next_k(job, t, base, run.a);
+        size_t ahead_step = (run.b - run.a) * kv_k_bytes(s) * KV_LANES / s->head_dim;
         for (uint32_t d = 0; d < s->head_dim; d += KV_LANES) {
             run.width = sooner(KV_LANES, s->head_dim - d);
-            run.v = page + kv_v_index(s, slot, d) * elem;
+            run.v = page + kv_v_at(s, slot, d);
+            run.bytes = kv_v_run(s, run.width);
+            if (kv_blocked(s) && d % KV_BLOCK == 0) scale_rows(t, &run, page + kv_v_scale_at(s, slot, d / KV_BLOCK));
             for (uint32_t g = 0; g < t->n_groups; g++) {
                 const row_group *rg = &t->groups[g];
                 for (uint32_t i = 0; i < rg->n_spans; i++)
-                    add_span(&run, t, &rg->spans[i], d, g == 0 && rg->spans[i].n == rg->n ? ahead : NULL);
+                    add_span(job, &run, t, &rg->spans[i], d, g == 0 && rg->spans[i].n == rg->n ? ahead : NULL);
             }
-            if (ahead) ahead += (size_t)(run.b - run.a) * run.width * elem;
+            if (ahead) ahead += ahead_step;
         }
     }
 }
@@ -437,4 +307,4 @@ static void run(const attn_job *job, void *scratch) {
             run_tile(job, scratch, i, sooner(queries, job->n_q - i), h, sooner(heads, job->n_group - h));
 }
 
-const attn_ops attn_avx2 = {.store = store, .run = run, .scratch_bytes = sizeof(tile)};
+const attn_ops attn_avx2 = {.store = kv_store_avx2, .run = run, .scratch_bytes = sizeof(tile)};

@@ -1,43 +1,80 @@
 /* attn_generic.c - attention over pages, one query and head at a time: the definition (attn_int.h has the order). */
 #include "kernels/attn_int.h"
 
-static void put(const kv_shape *s, void *region, size_t i, float x) {
-    if (s->kv_type == TENSOR_F16) ((uint16_t *)region)[i] = float_to_half(x);
-    else ((float *)region)[i] = x;
+#include <string.h>
+
+/* A value of a plain scheme. */
+static float plain(const kv_shape *s, const char *at) {
+    uint16_t h;
+    float x;
+    if (s->scheme == KV_F32) return memcpy(&x, at, sizeof x), x;
+    memcpy(&h, at, sizeof h);
+    return s->scheme == KV_F16 ? half_to_float(h) : kv_from_bf16(h);
 }
 
-static float get(const kv_shape *s, const void *region, size_t i) {
-    return s->kv_type == TENSOR_F16 ? half_to_float(((const uint16_t *)region)[i]) : ((const float *)region)[i];
+static float half_at(const char *at) {
+    uint16_t h;
+    memcpy(&h, at, sizeof h);
+    return half_to_float(h);
 }
 
-static void store(const kv_shape *s, void *k, void *v, uint32_t slot, const float *key, const float *value) {
+static float nibble(char byte, uint32_t which) { return (float)(int32_t)((uint8_t)byte >> 4 * which & 15) - 8; }
+
+/* The value, or where there are block scales the integer, of dimension d. */
+static float k_number(const kv_shape *s, const char *k, uint32_t slot, uint32_t d) {
+    if (s->scheme == KV_Q8) return (int8_t)k[kv_k_at(s, slot, d)];
+    if (s->scheme == KV_Q4) return nibble(k[kv_k_at(s, slot, d & ~1u)], d & 1);
+    return plain(s, k + kv_k_at(s, slot, d));
+}
+
+static float v_number(const kv_shape *s, const char *v, uint32_t slot, uint32_t d) {
+    const char *chunk = v + kv_v_at(s, slot, d);
+    uint32_t i = d % KV_LANES;
+    if (s->scheme == KV_Q8) return (int8_t)chunk[i];
+    if (s->scheme == KV_Q4) return nibble(chunk[i % 8], i / 8);
+    return plain(s, chunk + i * kv_plain_bytes(s));
+}
+
+static float score(const attn_job *job, const float *q, uint32_t j) {
+    const kv_shape *s = &job->shape;
+    const char *k = attn_page(job, j, job->k_off);
+    uint32_t slot = j % s->page_tokens, step = kv_blocked(s) ? KV_BLOCK : s->head_dim;
+    float x = 0;
+    for (uint32_t c = 0; c < s->head_dim; c += step) {
+        float part = 0;
+        for (uint32_t d = c; d < c + step && d < s->head_dim; d++) part = fmaf(q[d], k_number(s, k, slot, d), part);
+        x = kv_blocked(s) ? fmaf(part, half_at(k + kv_k_scale_at(s, slot, c / KV_BLOCK)), x) : part;
+    }
+    return x;
+}
+
+/* o += p v of position j */
+static void add_value(const attn_job *job, float p, uint32_t j, float *o) {
+    const kv_shape *s = &job->shape;
+    const char *v = attn_page(job, j, job->v_off);
+    uint32_t slot = j % s->page_tokens;
+    float x = p;
     for (uint32_t d = 0; d < s->head_dim; d++) {
-        put(s, k, kv_k_index(s, slot, d), key[d]);
-        put(s, v, kv_v_index(s, slot, d), value[d]);
+        if (kv_blocked(s) && d % KV_BLOCK == 0) x = p * half_at(v + kv_v_scale_at(s, slot, d / KV_BLOCK));
+        o[d] = fmaf(x, v_number(s, v, slot, d), o[d]);
     }
 }
 
 /* One block's (m, l, o) for positions [lo, hi) of the same block. */
 static void block(const attn_job *job, const float *q, uint32_t lo, uint32_t hi, float *m, float *l, float *o) {
-    const kv_shape *s = &job->shape;
     float p[ATTN_BLOCK], lane[8] = {0};
     *m = -INFINITY;
     for (uint32_t j = lo; j < hi; j++) {
-        const void *k = attn_page(job, j, job->k_off);
-        float x = 0;
-        for (uint32_t d = 0; d < s->head_dim; d++) x = fmaf(q[d], get(s, k, kv_k_index(s, j % s->page_tokens, d)), x);
-        x *= job->scale;
+        float x = score(job, q, j) * job->scale;
         if (job->softcap > 0) x = math_softcapf(x, job->softcap);
         p[j % ATTN_BLOCK] = x;
         *m = x > *m ? x : *m;
     }
-    for (uint32_t d = 0; d < s->head_dim; d++) o[d] = 0;
+    for (uint32_t d = 0; d < job->shape.head_dim; d++) o[d] = 0;
     for (uint32_t j = lo; j < hi; j++) {
-        const void *v = attn_page(job, j, job->v_off);
         float e = math_weightf(p[j % ATTN_BLOCK] - *m);
         lane[j % 8] += e;
-        for (uint32_t d = 0; d < s->head_dim; d++)
-            o[d] = fmaf(e, get(s, v, kv_v_index(s, j % s->page_tokens, d)), o[d]);
+        add_value(job, e, j, o);
     }
     *l = math_sum8(lane);
 }
@@ -87,4 +124,4 @@ static void run(const attn_job *job, void *scratch) {
                 job->sinks ? &job->sinks[h] : NULL);
 }
 
-const attn_ops attn_generic = {.store = store, .run = run, .scratch_bytes = 64};
+const attn_ops attn_generic = {.store = kv_store_generic, .run = run, .scratch_bytes = 64};
