@@ -131,6 +131,16 @@ static void with_everything(void **state) {
     check_every_n(&r, 8);
 }
 
+/* Text that is held for a stop string until the end, which releases it: all of it comes, or the request fails. */
+static void with_held_text(void **state) {
+    static const stop_string stops[] = {{" world!?", 8}};
+    gen_request r = asks(20);
+    (void)state;
+    r.stops = stops;
+    r.n_stops = 1;
+    check_every_n(&r, 8);
+}
+
 static void an_embedding(void **state) {
     gen_request r = asks(0);
     (void)state;
@@ -161,8 +171,36 @@ static void open_and_close(const engine_options *opt) {
     model_close(m);
 }
 
+/* What cannot be seen from outside is tried: a request that needs all memory there is, and two that collect unread as
+ * much as may be collected, side by side: nobody waits for what is gone. */
+static void everything_is_free(engine *e, const engine_options *opt) {
+    uint32_t tokens = (uint32_t)(opt->kv_budget_bytes / 1024), each = (uint32_t)opt->collect_tokens / 2;
+    gen_request r[2] = {asks(tokens - 5), asks(each)};
+    engine_view before = {0}, after = {0};
+    session *s[2];
+    gen_event ev;
+    hd_err err;
+    r[0].ignore_eos = true;
+    assert_int_equal(engine_submit(e, r, 1, NULL, NULL, s, &err), HD_OK);
+    do {
+        session_wait(s[0], &ev, 10 * 1000000);
+        assert_true(ev.kind != EV_NONE); /* it runs */
+    } while (ev.kind != EV_DONE);
+    session_free(s[0]);
+    assert_int_equal(ev.finish, FINISH_LENGTH);
+    r[1].collect = r[1].ignore_eos = true;
+    r[0] = r[1];
+    engine_look(e, &before);
+    assert_int_equal(engine_submit(e, r, 2, NULL, NULL, s, &err), HD_OK);
+    for (int tries = 0; !engine_idle(e) && tries < 20000; tries++) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    assert_true(engine_idle(e));
+    engine_look(e, &after);
+    assert_int_equal(after.pauses_total, before.pauses_total);
+    for (int i = 0; i < 2; i++) session_free(s[i]);
+}
+
 static void ten_thousand_sessions(void **state) {
-    engine_options opt = {.max_rows = 8, .max_queued = 64, .page_tokens = 4, .kv_budget_bytes = 64 * 4096};
+    engine_options opt = {.max_rows = 8, .max_queued = 64, .page_tokens = 4, .kv_budget_bytes = 64 * 4096, .collect_tokens = 200};
     size_t fds, threads;
     session *s[AT_ONCE] = {NULL};
     uint64_t seed = 20000;
@@ -186,6 +224,7 @@ static void ten_thousand_sessions(void **state) {
             r.n_prompt = 1 + rng_below(&seed, 5);
             r.priority = (gen_priority)((int)rng_below(&seed, 3) - 1);
             r.collect = rng_below(&seed, 4) == 0 && r.max_tokens != GEN_NO_CAP;
+            if (rng_below(&seed, 8) == 0) r.method = "embedding", r.max_tokens = 0;
             if (engine_submit(e, &r, 1, NULL, NULL, at, &err)) *at = NULL, refused++;
             else opened++;
             continue;
@@ -218,7 +257,9 @@ static void ten_thousand_sessions(void **state) {
         for (int i = 0; i < 16; i++) ended += v.cancelled[i];
         assert_int_equal(ended, SESSIONS);
         assert_int_equal(v.finished_failed, 0);
+        assert_true(v.finished_stop + v.finished_length > SESSIONS / 20); /* they did run */
     }
+    everything_is_free(e, &opt);
     engine_close(e);
     model_close(m);
     assert_int_equal(hd_mem_live(), 0);
@@ -231,6 +272,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain),
         cmocka_unit_test(with_everything),
+        cmocka_unit_test(with_held_text),
         cmocka_unit_test(an_embedding),
         cmocka_unit_test(ten_thousand_sessions),
     };

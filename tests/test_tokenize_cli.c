@@ -183,6 +183,11 @@ static void scripted_templates(void **state) {
     assert_int_equal(run("render script:$M --messages $J"), 1);
     write_file(second, line, sizeof line - 1);
     expect("render script:$I --jsonl $J", "{\"text\":\"<s>x</s>\"}\n");
+    if (!access("/dev/full", W_OK)) {
+        assert_int_equal(run("render script:$I --jsonl $J > /dev/full"), 1);
+        write_file(second, talk, sizeof talk - 1);
+        assert_int_equal(run("render script:$I --messages $J > /dev/full"), 1);
+    }
     assert_int_equal(run("inspect script:$I"), 1);
     assert_non_null(strstr(out, "scripted model"));
 }

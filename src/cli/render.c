@@ -5,7 +5,7 @@
  * {"error":{...},"line":n} and does not stop the rest. */
 #include "base/jsonw.h"
 #include "base/mem.h"
-#include "cli/cli.h"
+#include "cli/common.h"
 #include "cli/opts.h"
 #include "cli/input.h"
 #include "format/gguf.h"
@@ -311,5 +311,6 @@ int cmd_render(int argc, char **argv) {
     if ((a.tools || a.no_generation_prompt) && !a.messages)
         return usage("--tools and --no-generation-prompt go with --messages");
     if (a.now && parse_time(a.now, &o, &err)) return usage(err.msg);
-    return a.jsonl ? render_lines(&a, &o) : render_one(&a, &o);
+    rc = a.jsonl ? render_lines(&a, &o) : render_one(&a, &o);
+    return stdout_ok() ? rc : EXIT_FAILED;
 }
