@@ -420,6 +420,65 @@ static void forced_tokens_come_next(void **state) {
     close_bench(&b);
 }
 
+/* What was asked for in several calls comes in their order, whatever else is steered meanwhile; what does not fit beside
+ * those who wait is refused whole, and so is a list with one wrong id in it. */
+static void forced_tokens_wait_in_order(void **state) {
+    static const int32_t negative[] = {3, -1};
+    bench b;
+    gen_request r = asks(2, 70);
+    int32_t ids[128], parts[2][40], n = 0;
+    gen_event ev;
+    hd_err err;
+    (void)state;
+    for (int i = 0; i < 40; i++) parts[0][i] = 4 + i % 2, parts[1][i] = 2 + i % 3;
+    open_bench(&b, NULL, (engine_options){.max_rows = 1});
+    submit(&b, 0, &r);
+    assert_int_equal(session_force_room(b.s[0]), 64);
+    assert_int_equal(session_force(b.s[0], parts[0], 40, &err), HD_OK);
+    assert_int_equal(session_force_room(b.s[0]), 24);
+    assert_int_equal(session_force(b.s[0], parts[1], 40, &err), HD_FULL);
+    assert_int_equal(session_force(b.s[0], negative, 2, &err), HD_INVALID);
+    assert_int_equal(session_force(b.s[0], parts[1], 20, &err), HD_OK);
+    assert_int_equal(session_force_room(b.s[0]), 4);
+    do {
+        if (n % 10 == 5) { /* taken up with a part of them still waiting */
+            session_raise_cap(b.s[0], 75);
+            session_set_priority(b.s[0], n % 20 < 10 ? PRIORITY_HIGH : PRIORITY_LOW);
+        }
+        session_next(b.s[0], &ev);
+        if (ev.kind == EV_NONE) engine_turn(b.e);
+        if (ev.kind == EV_TOKEN) ids[n++] = ev.sample.id;
+    } while (ev.kind != EV_DONE && n < 128);
+    assert_int_equal(ev.finish, FINISH_LENGTH);
+    assert_int_equal(n, 75);
+    assert_memory_equal(ids, parts[0], sizeof parts[0]);
+    assert_memory_equal(ids + 40, parts[1], 20 * sizeof *ids);
+    close_bench(&b);
+}
+
+/* A forced token is a token: it counts for the cap, an end token ends, and so does text that a stop string waits for. */
+static void forced_tokens_end_as_others_do(void **state) {
+    static const int32_t end[] = {4, 1, 4}, text[] = {3, 4, 2, 2};
+    static const stop_string stops[] = {{"bc", 2}};
+    for (int how = 0; how < 3; how++) {
+        bench b;
+        gen_request r = asks(2, how == 2 ? 2 : 8);
+        hd_err err;
+        (void)state;
+        open_bench(&b, NULL, (engine_options){.max_rows = 1});
+        if (how == 1) r.stops = stops, r.n_stops = 1;
+        submit(&b, 0, &r);
+        assert_int_equal(session_force(b.s[0], how ? text : end, how ? 4 : 3, &err), HD_OK);
+        while (!over(&b, 0)) turn(&b, 1);
+        assert_int_equal(b.end[0].finish, how == 2 ? FINISH_LENGTH : FINISH_STOP);
+        assert_int_equal(b.end[0].ended_by_eos, how == 0);
+        assert_int_equal(b.end[0].stop_index, how == 1 ? 0 : -1);
+        assert_int_equal(b.n_got[0], how ? 2 : 1);
+        assert_int_equal(b.end[0].stats.generated_tokens, 2);
+        close_bench(&b);
+    }
+}
+
 static void a_priority_changes_in_the_line(void **state) {
     bench b;
     gen_request r = asks(2, 3);
@@ -685,6 +744,8 @@ int main(void) {
         cmocka_unit_test(a_cap_is_raised_while_it_runs_and_while_it_waits),
         cmocka_unit_test(a_stop_ends_it_with_what_is_there),
         cmocka_unit_test(forced_tokens_come_next),
+        cmocka_unit_test(forced_tokens_wait_in_order),
+        cmocka_unit_test(forced_tokens_end_as_others_do),
         cmocka_unit_test(a_priority_changes_in_the_line),
         cmocka_unit_test(collecting_rows_share_a_bound_and_the_oldest_goes_on),
         cmocka_unit_test(a_detached_one_needs_no_reader),

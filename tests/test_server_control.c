@@ -204,6 +204,18 @@ static void steering(void **state) {
     /* over */
     assert_int_equal(steer(&r, id, ",\"stop\":true", NULL, &did), 200);
     assert_false(did);
+    /* a closing marker is a control token, and one that ends the generation does so */
+    ask(&c, &r, NULL, "{\"prompt\":\"run\",\"max_tokens\":90000}");
+    row_id(&r, id);
+    assert_int_equal(steer(&r, id, ",\"end_reasoning\":\"two </s>\"", NULL, &did), 200);
+    assert_true(did);
+    assert_true(client_finish(&c, SOON));
+    v = json_loads(c.body.data, 0, NULL);
+    assert_string_equal(str_at(v, "choices.0.finish_reason"), "stop");
+    text = str_at(v, "choices.0.text");
+    assert_true(strlen(text) >= 4 && !strcmp(text + strlen(text) - 4, "two "));
+    json_decref(v);
+    client_close(&c);
     /* stop all choices of a request */
     ask(&c, &r, NULL, "{\"prompt\":\"run\",\"n\":3}");
     assert_true(rig_wait(&r, "rows", 3, SOON));
@@ -385,17 +397,21 @@ static void names_with_nuls(void **state) {
     rig_close(&r);
 }
 
-/* Health: its status, and the reply came within 100 ms (10 times that under sanitizers' weight). */
-static int health(rig *r, const char *want) {
+/* Health: its status, and how long it took: never as long as the steps of these tests. */
+static int health_after(rig *r, const char *want, uint64_t *ms) {
     char *body;
     uint64_t t = now_ms();
     int st = client_once(r->port, "GET", "/health", NULL, NULL, &body);
-    t = now_ms() - t;
-    if (t > 100) print_message("health took %d ms\n", (int)t);
-    assert_true(t < 1000);
+    *ms = now_ms() - t;
+    assert_true(*ms < 1000);
     if (want && !strstr(body, want)) st = -1;
     hd_free(body);
     return st;
+}
+
+static int health(rig *r, const char *want) {
+    uint64_t ms;
+    return health_after(r, want, &ms);
 }
 
 static bool health_becomes(rig *r, int status, const char *want, int timeout_ms) {
@@ -426,24 +442,46 @@ static void health_of_a_stuck_engine(void **state) {
     rig_close(&r);
 }
 
-/* A long prefill is no reason to fail, and no reason to wait for an answer. */
+/* A long prefill is no reason to fail, and no reason to wait for an answer: health answers within 100 ms (the contract)
+ * in the middle of steps of 800 ms.
+ *
+ * One answer may take longer where the whole machine stands still for a moment, so the middle one of eleven counts; and on a
+ * machine that is busy for long, the best of three such rounds.  An answer that waited for the step would take most of 800
+ * ms each time, as each question comes soon after an answer: no round would come near. */
 static void health_during_prefill(void **state) {
-    static const char reading[] = SCRIPT(",\"prompt_delay_ms\":5");
-    engine_options eo = {.stuck_timeout_us = 2000000, .step_tokens = 32};
+    enum { WORDS = 3000, ROUND = 11, ROUNDS = 3, CONTRACT_MS = 100 };
+    static const char reading[] = SCRIPT(",\"prompt_delay_ms\":25");
+    static char json[4 * WORDS + 100] = "{\"prompt\":\"run ";
+    engine_options eo = {.stuck_timeout_us = 10000000, .step_tokens = 32};
+    uint64_t best = UINT64_MAX;
     client c;
-    char json[700] = "{\"prompt\":\"run ";
+    json_t *v;
+    size_t n = strlen(json);
     rig r;
     (void)state;
     rig_open(&r, reading, NULL, &eo);
-    for (int i = 0; i < 100; i++) strcat(json, "one ");
-    strcat(json, "\",\"max_tokens\":1,\"stream\":true}");
+    for (int i = 0; i < WORDS; i++, n += 4) memcpy(json + n, "one ", 5);
+    memcpy(json + n, "\",\"max_tokens\":1,\"stream\":true}", 32);
     ask(&c, &r, NULL, json);
     assert_true(rig_wait(&r, "rows", 1, SOON));
-    for (int i = 0; i < 10; i++) {
-        assert_int_equal(health(&r, "\"status\":\"ok\""), 200);
-        sleep_ms(20);
+    for (int round = 0; round < ROUNDS && best > CONTRACT_MS; round++) {
+        uint64_t ms[ROUND], middle = 0;
+        for (int i = 0; i < ROUND; i++) {
+            int k = i;
+            uint64_t t;
+            assert_int_equal(health_after(&r, "\"status\":\"ok\"", &t), 200);
+            for (; k && ms[k - 1] > t; k--) ms[k] = ms[k - 1];
+            ms[k] = t;
+            sleep_ms(30); /* another moment of the step */
+        }
+        middle = ms[ROUND / 2];
+        if (middle > CONTRACT_MS) print_message("half of the answers took longer than %d ms\n", (int)middle);
+        if (middle < best) best = middle;
     }
-    assert_true(client_finish(&c, SOON));
+    assert_true(best <= CONTRACT_MS);
+    v = rig_get(&r, "/v1/heddle/state", NULL); /* it was read all the time */
+    assert_string_equal(str_at(v, "rows.0.phase"), "prefill");
+    json_decref(v);
     client_close(&c);
     rig_close(&r);
 }
