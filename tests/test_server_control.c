@@ -205,6 +205,7 @@ static void steering(void **state) {
     assert_int_equal(steer(&r, id, ",\"stop\":true", NULL, &did), 200);
     assert_false(did);
     /* a closing marker is a control token, and one that ends the generation does so */
+    assert_true(rig_wait(&r, "rows", 0, SOON)); /* the last one is out of the view */
     ask(&c, &r, NULL, "{\"prompt\":\"run\",\"max_tokens\":90000}");
     row_id(&r, id);
     assert_int_equal(steer(&r, id, ",\"end_reasoning\":\"two </s>\"", NULL, &did), 200);
