@@ -314,15 +314,15 @@ static void forced_for_all_or_none(void **state) {
 /* An urgent request takes the only row; who gave way waits in the queue, is called preempted, and ends as if alone. */
 static void giving_way(void **state) {
     engine_options eo = {.max_rows = 1};
+    enum { TOKENS = 800 };
     client a, b;
-    char *alone;
-    json_t *v, *x, *y;
+    json_t *v, *x;
+    const char *text;
     bool seen = false;
     rig r;
     (void)state;
     rig_open(&r, slow, NULL, &eo);
-    assert_int_equal(client_once(r.port, "POST", COMPLETE, NULL, "{\"prompt\":\"run X\",\"max_tokens\":450}", &alone), 200);
-    ask(&a, &r, NULL, "{\"prompt\":\"run X\",\"max_tokens\":450,\"timings_per_token\":true}");
+    ask(&a, &r, NULL, "{\"prompt\":\"run X\",\"max_tokens\":800,\"timings_per_token\":true}");
     assert_true(rig_wait(&r, "rows", 1, SOON));
     ask(&b, &r, NULL, "{\"prompt\":\"run\",\"stream\":true,\"priority\":\"high\"}");
     for (uint64_t end = now_ms() + SOON; !seen && now_ms() < end; sleep_ms(5)) {
@@ -334,14 +334,13 @@ static void giving_way(void **state) {
     client_close(&b);
     assert_true(client_finish(&a, 3 * SOON));
     x = json_loads(a.body.data, 0, NULL);
-    y = json_loads(alone, 0, NULL);
-    assert_string_equal(str_at(x, "choices.0.text"), str_at(y, "choices.0.text"));
+    text = str_at(x, "choices.0.text");
+    assert_int_equal(strlen(text), TOKENS); /* what the script says: X and X again */
+    assert_int_equal(strspn(text, "X"), TOKENS);
     assert_int_equal(json_integer_value(at(x, "timings.preemptions")), 1);
     assert_true(json_number_value(at(x, "timings.preempted_ms")) > 0);
     json_decref(x);
-    json_decref(y);
     client_close(&a);
-    hd_free(alone);
     rig_close(&r);
 }
 
