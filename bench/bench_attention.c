@@ -1,6 +1,6 @@
 /* bench_attention.c - attention of one thread against what the machine can do in the same minute.
  *
- *   bench_attention [generic|avx2] [decode|prefill|schemes|store] [head_dim group depth]
+ *   bench_attention [generic|avx2] [decode|prefill|schemes|store] [head_dim group depth [scheme]]
  *
  * Decode: one query against pages laid out as a model lays them out ([layer][kv head][K | V] within a page), over enough
  * rows that nothing is left in caches.  Beside each figure stands a plain read of the same amount of memory by 4
@@ -143,8 +143,8 @@ static double decode_once(const kernels *k, const cache *c, uint32_t group, cons
     return now() - t;
 }
 
-static void decode(const kernels *k, uint32_t head_dim, uint32_t group, uint32_t depth) {
-    cache c = cache_new(k, KV_F16, head_dim, 4, depth, 0);
+static void decode(const kernels *k, kv_scheme scheme, uint32_t head_dim, uint32_t group, uint32_t depth) {
+    cache c = cache_new(k, scheme, head_dim, 4, depth, 0);
     float q[8 * 512], out[8 * 512];
     void *scratch = hd_alloc_aligned(64, attn_scratch_bytes(depth, group));
     double rate[REPEATS], read[REPEATS], share[REPEATS];
@@ -258,8 +258,10 @@ int main(int argc, char **argv) {
     printf("kernels: %s\n", kernels_name(k));
     if (argc > 5) {
         uint32_t d = (uint32_t)atoi(argv[3]), g = (uint32_t)atoi(argv[4]), n = (uint32_t)atoi(argv[5]);
+        kv_scheme scheme = KV_F16;
+        if (argc > 6 && !kv_scheme_by_name(argv[6], strlen(argv[6]), &scheme)) return 64;
         if (d < 8 || d > 512 || d % 8 || g < 1 || g > 8 || n > 1u << 20) return 64;
-        if (!strcmp(argv[2], "decode")) decode(k, d, g, n ? n : 1);
+        if (!strcmp(argv[2], "decode")) decode(k, scheme, d, g, n ? n : 1);
         else if (!strcmp(argv[2], "schemes")) schemes(k, d, g, n ? n : 1);
         else prefill(k, d, g, n);
         return 0;
@@ -267,7 +269,7 @@ int main(int argc, char **argv) {
     if (argc < 3 || !strcmp(argv[2], "decode"))
         for (int d = 0; d < 3; d++)
             for (int g = 0; g < 4; g++)
-                for (int n = 0; n < 3; n++) decode(k, dims[d], groups[g], depths[n]);
+                for (int n = 0; n < 3; n++) decode(k, KV_F16, dims[d], groups[g], depths[n]);
     if (argc < 3 || !strcmp(argv[2], "schemes"))
         for (int d = 0; d < 3; d++)
             for (int g = 0; g < 4; g++) schemes(k, dims[d], groups[g], 8192);

@@ -246,7 +246,8 @@ static void same(const ask *a, const float *x, const float *y, const char *what,
     for (size_t i = 0; i < (size_t)a->n_q * a->group * a->head_dim; i++)
         if (memcmp(&x[i], &y[i], sizeof *x) != 0)
             fail_msg("%s %u: %s hd %u group %u pos0 %u n_q %u end %u window %u: element %zu is %.9g, was %.9g", what, arg,
-                     kv_scheme_name(a->type), a->head_dim, a->group, a->pos0, a->n_q, a->kv_end, a->window, i, (double)y[i], (double)x[i]);
+                     kv_scheme_name(a->type), a->head_dim, a->group, a->pos0, a->n_q, a->kv_end, a->window, i,
+                     (double)y[i], (double)x[i]);
 }
 
 static const ask cases[] = {
@@ -393,7 +394,8 @@ static void schemes_keep_what_they_say(void **state) {
 /* Blocks of zeros, tiny and huge values, infinities and NaN: the same bytes from every set, and NaN or what the rules say. */
 static void schemes_meet_odd_values(void **state) {
     const kernels *sets[] = {set_generic, set_fast};
-    static const float odd[] = {0, -0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-7f, 3e-6f, -1e-5f, 65504, -8e6f, 9e6f, 1e20f, -3e38f, INFINITY, -INFINITY, NAN};
+    static const float odd[] = {0, -0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-7f, 3e-6f, -1e-5f, 65504, -8e6f, 9e6f, 1e20f, -3e38f, INFINITY, -INFINITY,
+                                NAN};
     (void)state;
     for (int t = KV_F16; t < KV_SCHEMES; t++)
         for (size_t o = 0; o < sizeof odd / sizeof *odd; o++)

@@ -221,7 +221,8 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
             const char *what = run_result_differs(&alone[i], &mixed[i]);
             if (what)
                 fail_msg("%s %s,%s round %d request %zu: %s differ (threads %u, step %u, rows %u, page %u, budget %llu): alone %zu ids, "
-                         "%s; now %zu ids, %s %s %s", name, kv_scheme_name(full), kv_scheme_name(sliding), round, i, what, s.threads, s.opt.step_tokens, s.opt.max_rows,
+                         "%s; now %zu ids, %s %s %s", name, kv_scheme_name(full), kv_scheme_name(sliding), round, i, what,
+                         s.threads, s.opt.step_tokens, s.opt.max_rows,
                          s.opt.page_tokens, (unsigned long long)s.opt.kv_budget_bytes, alone[i].n_ids,
                          finish_reason_name(alone[i].finish), mixed[i].n_ids, finish_reason_name(mixed[i].finish),
                          cancel_reason_name(mixed[i].reason), mixed[i].finish == FINISH_FAILED ? mixed[i].err.msg : "");

@@ -30,10 +30,13 @@ typedef struct {
     span spans[2 * GROUP_ROWS];
 } row_group;
 
+_Static_assert((int)ATTN_HEAD_MAX >= (int)ATTN_BLOCK, "widened holds either");
+
 typedef struct {
     _Alignas(64) float p[TILE_ROWS][ATTN_BLOCK]; /* scores, then exp(score - m) */
     float o[TILE_ROWS * ATTN_HEAD_MAX];          /* this block's value sums, [row][head_dim] */
     float scaled[TILE_ROWS][ATTN_BLOCK];         /* q8, q4: p times the scale of a position's value block */
+    float widened[ATTN_HEAD_MAX * KV_LANES];     /* q8, q4 as f32: K of 16 positions, or V of a block for 16 dimensions */
     char k[ATTN_HEAD_MAX * KV_LANES * 4];        /* K of 16 positions gathered from pages smaller than that */
     const float *q[TILE_ROWS];
     float *out[TILE_ROWS];
@@ -44,6 +47,9 @@ typedef struct {
     uint32_t n_rows, n_groups;
     row_group groups[MAX_GROUPS];
 } tile;
+
+static uint32_t later(uint32_t a, uint32_t b) { return a > b ? a : b; }
+static uint32_t sooner(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* ---- one block of a tile ---- */
 
@@ -65,25 +71,70 @@ static void gather_k(const attn_job *job, uint32_t at, uint32_t lo, uint32_t hi,
     }
 }
 
+/* Whether q8 or q4 are widened once for all groups of rows: taking q4 apart twice costs more than a copy, q8 three times. */
+static bool widens(const attn_job *job, const tile *t) {
+    return (job->shape.scheme == KV_Q4 && t->n_groups > 1) || (job->shape.scheme == KV_Q8 && t->n_groups > 2);
+}
+
+/* The integers of K of 16 positions as f32, [head_dim][16]. */
+static void widen_k(const kv_shape *s, const char *k, float *out) {
+    for (uint32_t d = 0; d < s->head_dim; k += KV_LANES * KV_SCALE_BYTES) {
+        uint32_t end = sooner(d + KV_BLOCK, s->head_dim);
+        for (; d < end; d += 2, k += s->scheme == KV_Q8 ? 2 * KV_LANES : KV_LANES, out += 2 * KV_LANES) {
+            __m128i low = _mm_loadu_si128((const __m128i *)k), high;
+            if (s->scheme == KV_Q8) {
+                high = _mm_loadu_si128((const __m128i *)(k + KV_LANES));
+            } else {
+                high = nibbles(low, true);
+                low = nibbles(low, false);
+            }
+            _mm256_storeu_ps(out, floats8(low));
+            _mm256_storeu_ps(out + 8, floats8(_mm_unpackhi_epi64(low, low)));
+            _mm256_storeu_ps(out + 16, floats8(high));
+            _mm256_storeu_ps(out + 24, floats8(_mm_unpackhi_epi64(high, high)));
+        }
+    }
+}
+
 static void scores(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
     const kv_shape *s = &job->shape;
-    size_t chunk = s->page_tokens * kv_v_run(s, KV_LANES), block = kv_blocked(s) ? s->page_tokens * KV_SCALE_BYTES : 0;
-    for (uint32_t at = lo / KV_LANES * KV_LANES; at < hi; at += KV_LANES) {
-        const char *k = t->k;
-        v_ahead ahead = {k, k, 0, 0};
+    bool blocked = kv_blocked(s), widen = widens(job, t);
+    size_t k_bytes = kv_k_bytes(s), chunk = s->page_tokens * kv_v_run(s, KV_LANES);
+    size_t block = blocked ? s->page_tokens * KV_SCALE_BYTES : 0;
+    uint32_t m;
+    for (uint32_t at = lo / KV_LANES * KV_LANES; at < hi; at += m * KV_LANES) {
+        uint32_t slot = (base + at) % s->page_tokens;
+        const char *v = t->k;
+        k_tile kt = {.k = t->k, .step = KV_LANES * k_bytes};
+        m = at + KV_LANES < hi && slot + 2 * KV_LANES <= s->page_tokens && t->n_groups == 1 && t->n_rows <= PAIR_ROWS ? 2 : 1;
         if (s->page_tokens < KV_LANES) {
             gather_k(job, base + at, base + lo, base + hi, t->k);
+            kt.ahead = kt.ahead_scales = kt.k;
         } else {
-            uint32_t slot = (base + at) % s->page_tokens;
-            const char *v = attn_page(job, base + at, job->v_off);
-            k = (const char *)attn_page(job, base + at, job->k_off) + slot * kv_k_bytes(s);
-            ahead = (v_ahead){v + kv_v_at(s, slot, 0), v + kv_v_scale_at(s, slot, 0), chunk, block};
+            kt.k = (const char *)attn_page(job, base + at, job->k_off) + slot * k_bytes;
+            v = attn_page(job, base + at, job->v_off);
+            kt.ahead = v + kv_v_at(s, slot, 0);
+            kt.ahead_scales = v + kv_v_scale_at(s, slot, 0);
+            kt.ahead_chunk = chunk;
+            kt.ahead_block = block;
+        }
+        if (blocked) {
+            kt.block = kt.k;
+            kt.pair_bytes = (uint32_t)kv_k_run(s, 2) * KV_LANES;
+            kt.gap = KV_LANES * KV_SCALE_BYTES;
+        }
+        if (widen) {
+            widen_k(s, kt.k, t->widened);
+            kt.k = (const char *)t->widened;
+            kt.gap = 0;
         }
         for (uint32_t g = 0; g < t->n_groups; g++) {
             const row_group *rg = &t->groups[g];
-            if (rg->lo >= at + KV_LANES || rg->hi <= at) continue;
-            scores_16(rg->n, s->scheme, t->q + rg->begin, k, s->head_dim, job->scale, &t->p[rg->begin][at], &ahead);
-            ahead = (v_ahead){k, k, 0, 0}; /* asked for once is enough */
+            if (rg->lo >= at + m * KV_LANES || rg->hi <= at) continue;
+            scores_16(rg->n, m, widen ? KV_F32 : s->scheme, blocked, t->q + rg->begin, &kt, s->head_dim, job->scale,
+                      &t->p[rg->begin][at]);
+            kt.ahead = kt.ahead_scales = kt.k; /* asked for once is enough */
+            kt.ahead_chunk = kt.ahead_block = 0;
         }
     }
 }
@@ -113,14 +164,13 @@ static void softmax_row(float *p, uint32_t lo, uint32_t hi, float softcap, float
     *l = sum8(sum);
 }
 
-static uint32_t later(uint32_t a, uint32_t b) { return a > b ? a : b; }
-static uint32_t sooner(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-/* Positions [a, b) of the block that lie in one page, for 16 dimensions (8 at the end of an odd head_dim). */
+/* Positions [a, b) of the block that lie in one page, for 16 dimensions (8 at the end of an odd head_dim), or twice 16. */
 typedef struct {
     const char *v, *ahead; /* V at position a; what to ask for meanwhile */
-    uint32_t width, a, b;
-    size_t bytes;          /* of a position */
+    size_t bytes, step;    /* of a position; to the second 16 dimensions */
+    size_t ask;            /* bytes to ask for with 2 positions */
+    uint32_t width, m, a, b;
+    kv_scheme scheme;      /* of v: widened or not */
 } v_run;
 
 /* Add what a span has in common with the run. */
@@ -128,9 +178,30 @@ static void add_span(const attn_job *job, const v_run *run, tile *t, const span 
     uint32_t lo = later(sp->lo, run->a), hi = sooner(sp->hi, run->b);
     size_t head_dim = job->shape.head_dim;
     if (lo >= hi) return;
-    const char *v = run->v + (lo - run->a) * run->bytes;
+    v_tile vt = {.v = run->v + (lo - run->a) * run->bytes, .step = run->step, .ask = run->ask, .n_pos = hi - lo};
     const float *p = kv_blocked(&job->shape) ? &t->scaled[sp->row][lo] : &t->p[sp->row][lo];
-    values_16(sp->n, run->width, job->shape.scheme, p, v, hi - lo, t->o + sp->row * head_dim + d, head_dim, ahead ? ahead : v);
+    vt.ahead = ahead ? ahead : vt.v;
+    values_16(sp->n, run->m, run->width, run->scheme, p, &vt, t->o + sp->row * head_dim + d, head_dim);
+}
+
+/* The integers of the run's values as f32, in t->widened. */
+static void widen_v(tile *t, v_run *run) {
+    float *out = t->widened;
+    const char *v = run->v;
+    for (uint32_t j = run->a; j < run->b; j++, v += run->bytes, out += run->width) {
+        __m128i x = _mm_loadl_epi64((const __m128i *)v), high = x;
+        if (run->scheme == KV_Q8) {
+            if (run->width == KV_LANES) high = _mm_loadl_epi64((const __m128i *)(v + 8));
+        } else {
+            high = nibbles(x, true);
+            x = nibbles(x, false);
+        }
+        _mm256_storeu_ps(out, floats8(x));
+        if (run->width == KV_LANES) _mm256_storeu_ps(out + 8, floats8(high));
+    }
+    run->v = (const char *)t->widened;
+    run->bytes = run->width * sizeof(float);
+    run->scheme = KV_F32;
 }
 
 /* scaled = p * scale of the values' block, for the positions of a run; scales: that of the run's first position. */
@@ -163,25 +234,29 @@ static const char *next_k(const attn_job *job, const tile *t, uint32_t base, uin
 
 static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
     const kv_shape *s = &job->shape;
-    v_run run = {0};
+    bool pairs = t->n_groups == 1 && t->n_rows <= PAIR_ROWS;
+    v_run run = {.step = s->page_tokens * kv_v_run(s, KV_LANES)};
     memset(t->o, 0, (size_t)t->n_rows * s->head_dim * sizeof *t->o);
     for (run.a = lo; run.a < hi; run.a = run.b) { /* what one page holds of the block */
         uint32_t slot = (base + run.a) % s->page_tokens;
         run.b = sooner(hi, run.a + s->page_tokens - slot);
         const char *page = attn_page(job, base + run.a, job->v_off);
         const char *ahead = next_k(job, t, base, run.a);
-        size_t ahead_step = (run.b - run.a) * kv_k_bytes(s) * KV_LANES / s->head_dim;
-        for (uint32_t d = 0; d < s->head_dim; d += KV_LANES) {
+        for (uint32_t d = 0; d < s->head_dim; d += run.m * KV_LANES) {
+            run.m = pairs && d % KV_BLOCK == 0 && d + KV_BLOCK <= s->head_dim ? 2 : 1;
             run.width = sooner(KV_LANES, s->head_dim - d);
             run.v = page + kv_v_at(s, slot, d);
             run.bytes = kv_v_run(s, run.width);
+            run.scheme = s->scheme;
+            run.ask = 2 * run.m * ((kv_k_bytes(s) * KV_LANES + s->head_dim - 1) / s->head_dim);
             if (kv_blocked(s) && d % KV_BLOCK == 0) scale_rows(t, &run, page + kv_v_scale_at(s, slot, d / KV_BLOCK));
+            if (widens(job, t)) widen_v(t, &run);
             for (uint32_t g = 0; g < t->n_groups; g++) {
                 const row_group *rg = &t->groups[g];
                 for (uint32_t i = 0; i < rg->n_spans; i++)
                     add_span(job, &run, t, &rg->spans[i], d, g == 0 && rg->spans[i].n == rg->n ? ahead : NULL);
             }
-            if (ahead) ahead += ahead_step;
+            if (ahead) ahead += run.ask * (run.b - run.a) / 2;
         }
     }
 }

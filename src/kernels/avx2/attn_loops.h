@@ -1,8 +1,10 @@
 /* attn_loops.h - the two inner loops of attn_avx2.c: scores of 16 positions, values of 16 dimensions.
  *
- * Rows are taken up to 6 at a time so that 12 accumulators stay in registers while K or V streams by.  Everything is widened
- * to f32 on the fly: the conversion runs beside the multiplications and costs less than a widened copy would.  `scheme`, `n`
- * and `wide` are constants in every use but the rare narrow one, so each gets loops of its own.
+ * Rows are taken up to 6 at a time so that 12 accumulators stay in registers while K or V streams by; up to 2 rows take two
+ * such tiles of positions or dimensions at once, as so few sums would wait for each other.  Everything is widened to f32 on
+ * the fly: beside the multiplications of one group of rows the conversion costs little.  Where several groups share a read,
+ * q8 and q4 are widened once for all (attn_avx2.c), and come here as f32 with block scales apart.
+ * `n`, `m`, `wide` and the scheme are constants in every use but the rare narrow one, so each gets loops of its own.
  *
  * One stream of reads cannot keep the memory busy, and hints a few lines ahead in the same stream gain nothing; asking for V
  * while K is read, and for the next K while V is, into L2, doubles decode speed (docs/performance.md). */
@@ -45,158 +47,202 @@ INLINE size_t bytes8(const kv_scheme scheme) {
     return scheme == KV_F32 ? 32 : scheme == KV_Q8 ? 8 : scheme == KV_Q4 ? 4 : 16;
 }
 
-/* acc[r] += x[r][at] (y0, y1) */
+/* acc[r] += x[r][at] (y0, y1). */
 INLINE void fma_pair(const uint32_t n, const bool wide, __m256 acc[][2], const float *const *x, size_t at, __m256 y0,
                      __m256 y1) {
     UNROLL for (uint32_t r = 0; r < n; r++) {
         __m256 b = _mm256_broadcast_ss(x[r] + at);
         acc[r][0] = _mm256_fmadd_ps(b, y0, acc[r][0]);
-        if (wide) acc[r][1] = _mm256_fmadd_ps(b, y1, acc[r][1]);
+
+        if (wide) {
+            acc[r][1] = _mm256_fmadd_ps(b, y1, acc[r][1]);
+
+        }
         IN_ORDER;
     }
 }
 
-/* Dimensions d and d + 1 of 16 positions at k. */
-INLINE void fma_k(const uint32_t n, const kv_scheme scheme, __m256 acc[][2], const float *const *q, size_t d, const char *k) {
+/* Dimensions d and d + 1 of 16 positions at k, and of another 16 at k + step for m = 2. */
+INLINE void fma_k(const uint32_t n, const uint32_t m, const kv_scheme scheme, __m256 acc[][GROUP_ROWS][2],
+                  const float *const *q, size_t d, const char *k, size_t step) {
+    const size_t b = bytes8(scheme);
     if (scheme == KV_Q4) {
-        __m128i b = _mm_loadu_si128((const __m128i *)k), low = nibbles(b, false), high = nibbles(b, true);
-        fma_pair(n, true, acc, q, d, floats8(low), floats8(_mm_unpackhi_epi64(low, low)));
-        fma_pair(n, true, acc, q, d + 1, floats8(high), floats8(_mm_unpackhi_epi64(high, high)));
+        UNROLL for (uint32_t i = 0; i < m; i++) {
+            __m128i x = _mm_loadu_si128((const __m128i *)(k + i * step)), low = nibbles(x, false), high = nibbles(x, true);
+            fma_pair(n, true, acc[i], q, d, floats8(low), floats8(_mm_unpackhi_epi64(low, low)));
+            fma_pair(n, true, acc[i], q, d + 1, floats8(high), floats8(_mm_unpackhi_epi64(high, high)));
+        }
         return;
     }
-    size_t b = bytes8(scheme);
-    fma_pair(n, true, acc, q, d, load8(scheme, k), load8(scheme, k + b));
-    fma_pair(n, true, acc, q, d + 1, load8(scheme, k + 2 * b), load8(scheme, k + 3 * b));
+    UNROLL for (uint32_t i = 0; i < m; i++)
+        fma_pair(n, true, acc[i], q, d, load8(scheme, k + i * step), load8(scheme, k + i * step + b));
+    UNROLL for (uint32_t i = 0; i < m; i++)
+        fma_pair(n, true, acc[i], q, d + 1, load8(scheme, k + i * step + 2 * b), load8(scheme, k + i * step + 3 * b));
 }
 
-/* 16 (or 8) dimensions of position j at v. */
-INLINE void fma_v(const uint32_t n, const bool wide, const kv_scheme scheme, __m256 acc[][2], const float *const *p, size_t j,
-                  const char *v) {
-    if (scheme == KV_Q4) {
-        __m128i b = _mm_loadl_epi64((const __m128i *)v);
-        fma_pair(n, wide, acc, p, j, floats8(nibbles(b, false)), wide ? floats8(nibbles(b, true)) : _mm256_setzero_ps());
-        return;
+/* 16 (or 8) dimensions of position j at v, and another 16 at v + step for m = 2. */
+INLINE void fma_v(const uint32_t n, const uint32_t m, const bool wide, const kv_scheme scheme, __m256 acc[][GROUP_ROWS][2],
+                  const float *const *p, size_t j, const char *v, size_t step) {
+    UNROLL for (uint32_t i = 0; i < m; i++, v += step) {
+        if (scheme == KV_Q4) {
+            __m128i x = _mm_loadl_epi64((const __m128i *)v);
+            fma_pair(n, wide, acc[i], p, j, floats8(nibbles(x, false)), wide ? floats8(nibbles(x, true)) : _mm256_setzero_ps());
+        } else {
+            fma_pair(n, wide, acc[i], p, j, load8(scheme, v), wide ? load8(scheme, v + bytes8(scheme)) : _mm256_setzero_ps());
+        }
     }
-    fma_pair(n, wide, acc, p, j, load8(scheme, v), wide ? load8(scheme, v + bytes8(scheme)) : _mm256_setzero_ps());
 }
 
-/* What to ask for while K of 16 positions is read: V of the same, chunk by chunk of 16 dimensions. */
+/* K of 16 positions (and 16 more, `step` bytes on), and what to ask for meanwhile: V of the same positions, chunk by chunk of
+ * 16 dimensions. */
 typedef struct {
-    const char *at, *scales;  /* of the first chunk; of the first block */
-    size_t chunk, block;      /* to the next chunk of a block; what a block has besides its chunks */
-} v_ahead;
+    const char *k, *block;     /* block: where the first block lies, which has its scales at the end; k, unless widened */
+    size_t step;               /* to the next 16 positions */
+    uint32_t pair_bytes, gap;  /* of 2 dimensions in a block; between the integers of two blocks at k */
+    const char *ahead, *ahead_scales;
+    size_t ahead_chunk, ahead_block; /* to the next chunk of a block; what a block has besides its chunks */
+} k_tile;
 
-/* Lines 2 dimensions of K at a time; d counts within the chunk. */
-INLINE void ask_v(const kv_scheme scheme, const char *at, uint32_t d) {
-    size_t b = 4 * bytes8(scheme); /* of K in 2 dimensions, as many as of V */
-    if (b < 64 && d % (128 / b)) return;
-    _mm_prefetch(at + d / 2 * b, _MM_HINT_T1);
-    if (b > 64) _mm_prefetch(at + d / 2 * b + 64, _MM_HINT_T1);
+/* V for 2 dimensions of K, which have b bytes, line by line; d counts within the chunk. */
+INLINE void ask_v(const size_t b, const char *at, uint32_t d) {
+    if (b < 64 && d & (128 / b - 1)) return;
+    at += d / 2 * b;
+    for (size_t i = 0; i < b; i += 64) _mm_prefetch(at + i, _MM_HINT_T1);
 }
 
-/* p[r][0..16) = scale * sum_d q[r][d] k[d][0..16) for n rows; p rows lie ATTN_BLOCK apart. */
-INLINE void scores_n(const uint32_t n, const kv_scheme scheme, const float *const *q, const char *k, uint32_t head_dim,
-                     float scale, float *p, const v_ahead *ahead) {
-    const bool blocked = scheme == KV_Q8 || scheme == KV_Q4;
-    const char *at = ahead->at, *scales = ahead->scales;
-    __m256 acc[GROUP_ROWS][2];
+/* p[r][0..16m) = scale * sum_d q[r][d] k[d][0..16m) for n rows; p rows lie ATTN_BLOCK apart. */
+INLINE void scores_n(const uint32_t n, const uint32_t m, const kv_scheme scheme, const bool blocked, const float *const *q,
+                     const k_tile *t, uint32_t head_dim, float scale, float *p) {
+    const char *k = t->k, *scales = t->block, *ahead = t->ahead, *ahead_scales = t->ahead_scales;
+    __m256 acc[2][GROUP_ROWS][2];
     const float *row[GROUP_ROWS];
     UNROLL for (uint32_t r = 0; r < n; r++) {
-        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+        acc[0][r][0] = acc[0][r][1] = acc[1][r][0] = acc[1][r][1] = _mm256_setzero_ps();
         row[r] = q[r];
     }
-    for (uint32_t c = 0; c < head_dim; c += KV_LANES, at += ahead->chunk) {
+    for (uint32_t c = 0; c < head_dim; c += KV_LANES, ahead += t->ahead_chunk) {
         uint32_t width = head_dim - c < KV_LANES ? 8 : KV_LANES;
         for (uint32_t d = 0; d < width; d += 2, k += 4 * bytes8(scheme)) {
-            ask_v(scheme, at, d);
-            fma_k(n, scheme, acc, row, c + d, k);
+            if (blocked && scheme == KV_F32) ask_v(t->pair_bytes == 32 ? 32 : 16, ahead, d);
+            else ask_v(4 * m * bytes8(scheme), ahead, d);
+            fma_k(n, m, scheme, acc, row, c + d, k, t->step);
         }
         if (blocked && (c % KV_BLOCK || c + KV_LANES >= head_dim)) { /* the block's sums join those of the blocks before */
-            __m256 s0 = halves8(k), s1 = halves8(k + 16);
-            k += KV_LANES * KV_SCALE_BYTES;
-            _mm_prefetch(scales, _MM_HINT_T1);
-            scales += 2 * ahead->chunk + ahead->block;
-            at += ahead->block;
-            UNROLL for (uint32_t r = 0; r < n; r++) {
-                float *x = p + (size_t)r * ATTN_BLOCK;
-                __m256 x0 = c < KV_BLOCK ? _mm256_setzero_ps() : _mm256_loadu_ps(x);
-                __m256 x1 = c < KV_BLOCK ? _mm256_setzero_ps() : _mm256_loadu_ps(x + 8);
-                _mm256_storeu_ps(x, _mm256_fmadd_ps(acc[r][0], s0, x0));
-                _mm256_storeu_ps(x + 8, _mm256_fmadd_ps(acc[r][1], s1, x1));
-                acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+            scales += (c % KV_BLOCK + width) / 2 * t->pair_bytes;
+            UNROLL for (uint32_t i = 0; i < m; i++) {
+                __m256 s0 = halves8(scales + i * t->step), s1 = halves8(scales + i * t->step + 16);
+                UNROLL for (uint32_t r = 0; r < n; r++) {
+                    float *x = p + (size_t)r * ATTN_BLOCK + i * KV_LANES;
+                    __m256 x0 = c < KV_BLOCK ? _mm256_setzero_ps() : _mm256_loadu_ps(x);
+                    __m256 x1 = c < KV_BLOCK ? _mm256_setzero_ps() : _mm256_loadu_ps(x + 8);
+                    _mm256_storeu_ps(x, _mm256_fmadd_ps(acc[i][r][0], s0, x0));
+                    _mm256_storeu_ps(x + 8, _mm256_fmadd_ps(acc[i][r][1], s1, x1));
+                    acc[i][r][0] = acc[i][r][1] = _mm256_setzero_ps();
+                }
             }
+            _mm_prefetch(ahead_scales, _MM_HINT_T1);
+            ahead_scales += 2 * t->ahead_chunk + t->ahead_block;
+            ahead += t->ahead_block;
+            scales += KV_LANES * KV_SCALE_BYTES;
+            k += t->gap;
         }
     }
     __m256 s = _mm256_set1_ps(scale);
-    UNROLL for (uint32_t r = 0; r < n; r++) {
-        float *x = p + (size_t)r * ATTN_BLOCK;
-        _mm256_storeu_ps(x, _mm256_mul_ps(blocked ? _mm256_loadu_ps(x) : acc[r][0], s));
-        _mm256_storeu_ps(x + 8, _mm256_mul_ps(blocked ? _mm256_loadu_ps(x + 8) : acc[r][1], s));
-    }
+    UNROLL for (uint32_t i = 0; i < m; i++)
+        UNROLL for (uint32_t r = 0; r < n; r++) {
+            float *x = p + (size_t)r * ATTN_BLOCK + i * KV_LANES;
+            _mm256_storeu_ps(x, _mm256_mul_ps(blocked ? _mm256_loadu_ps(x) : acc[i][r][0], s));
+            _mm256_storeu_ps(x + 8, _mm256_mul_ps(blocked ? _mm256_loadu_ps(x + 8) : acc[i][r][1], s));
+        }
 }
 
-/* o[r][0..16 or 8) += sum_j p[r][j] v[j][..] for n rows and n_pos positions; o rows lie head_dim apart.
- * ahead: as many bytes of the next block's K. */
-INLINE void values_n(const uint32_t n, const bool wide, const kv_scheme scheme, const float *p, const char *v, uint32_t n_pos,
-                     float *o, size_t head_dim, const char *ahead) {
+/* V of a run of positions: 16 (or 8) dimensions, and 16 more `step` bytes on. */
+typedef struct {
+    const char *v, *ahead; /* ahead: the next block's K */
+    size_t step, ask;      /* ask: bytes of K for 2 positions */
+    uint32_t n_pos;
+} v_tile;
+
+/* o[r][0..16m, or 8) += sum_j p[r][j] v[j][..] for n rows; o rows lie head_dim apart. */
+INLINE void values_n(const uint32_t n, const uint32_t m, const bool wide, const kv_scheme scheme, const float *p,
+                     const v_tile *t, float *o, size_t head_dim) {
     const size_t bytes = scheme == KV_Q4 ? 8 : bytes8(scheme) * (wide ? 2 : 1);
-    /* Scales lie between the integers of K: 17 bytes for 16, 9 for 8. */
-    const size_t ask = scheme == KV_Q8 || scheme == KV_Q4 ? bytes + 1 : bytes;
-    __m256 acc[GROUP_ROWS][2];
+    const char *v = t->v, *ahead = t->ahead;
+    __m256 acc[2][GROUP_ROWS][2];
     const float *row[GROUP_ROWS];
     UNROLL for (uint32_t r = 0; r < n; r++) {
-        acc[r][0] = _mm256_loadu_ps(o + r * head_dim);
-        acc[r][1] = wide ? _mm256_loadu_ps(o + r * head_dim + 8) : acc[r][0];
+        UNROLL for (uint32_t i = 0; i < m; i++) {
+            acc[i][r][0] = _mm256_loadu_ps(o + r * head_dim + i * KV_LANES);
+            acc[i][r][1] = wide ? _mm256_loadu_ps(o + r * head_dim + i * KV_LANES + 8) : acc[i][r][0];
+        }
         row[r] = p + (size_t)r * ATTN_BLOCK;
     }
+    /* Each line once: one that is left out is waited for, and that costs more than all the rest of its block. */
+    const char *end = ahead + t->n_pos * t->ask / 2;
+    const size_t most = 2 * m * bytes < 64 ? 64 : 2 * m * bytes, step = t->ask < most ? t->ask : most;
     uint32_t j = 0;
-    for (; j + 2 <= n_pos; j += 2, v += 2 * bytes) {
-        _mm_prefetch(ahead + j * ask, _MM_HINT_T1);
-        if (scheme == KV_F32) _mm_prefetch(ahead + j * ask + 64, _MM_HINT_T1);
-        fma_v(n, wide, scheme, acc, row, j, v);
-        fma_v(n, wide, scheme, acc, row, j + 1, v + bytes);
+    for (; j + 2 <= t->n_pos; j += 2, v += 2 * bytes, ahead += step) {
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        if (scheme != KV_F32 || t->ask > 64) /* f32 may be widened q8 or q4 */
+            for (size_t i = 64; i < most; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
+        fma_v(n, m, wide, scheme, acc, row, j, v, t->step);
+        fma_v(n, m, wide, scheme, acc, row, j + 1, v + bytes, t->step);
     }
-    if (j < n_pos) fma_v(n, wide, scheme, acc, row, j, v);
-    UNROLL for (uint32_t r = 0; r < n; r++) {
-        _mm256_storeu_ps(o + r * head_dim, acc[r][0]);
-        if (wide) _mm256_storeu_ps(o + r * head_dim + 8, acc[r][1]);
-    }
+    for (; ahead < end; ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+    if (j < t->n_pos) fma_v(n, m, wide, scheme, acc, row, j, v, t->step);
+    UNROLL for (uint32_t r = 0; r < n; r++)
+        UNROLL for (uint32_t i = 0; i < m; i++) {
+            _mm256_storeu_ps(o + r * head_dim + i * KV_LANES, acc[i][r][0]);
+            if (wide) _mm256_storeu_ps(o + r * head_dim + i * KV_LANES + 8, acc[i][r][1]);
+        }
 }
 
-/* Each number of rows, and each scheme, gets loops of its own. */
-#define BY_ROWS(n, call, scheme)                                                                                       \
-    switch (n) {                                                                                                       \
-    case 1: call(1, scheme); break;                                                                                    \
-    case 2: call(2, scheme); break;                                                                                    \
-    case 3: call(3, scheme); break;                                                                                    \
-    case 4: call(4, scheme); break;                                                                                    \
-    case 5: call(5, scheme); break;                                                                                    \
-    default: call(6, scheme); break;                                                                                   \
-    }
-#define BY_SCHEME(n, call, scheme)                                                                                     \
-    switch (scheme) {                                                                                                  \
-    case KV_F16: BY_ROWS(n, call, KV_F16) break;                                                                       \
-    case KV_F32: BY_ROWS(n, call, KV_F32) break;                                                                       \
-    case KV_BF16: BY_ROWS(n, call, KV_BF16) break;                                                                     \
-    case KV_Q8: BY_ROWS(n, call, KV_Q8) break;                                                                         \
-    default: BY_ROWS(n, call, KV_Q4) break;                                                                            \
+/* Each number of rows and tiles, and each scheme, gets loops of its own. */
+enum { PAIR_ROWS = 2 /* so many rows at most take two tiles at once; 3 rows spill */ };
+#define BY_ROWS(n, m, call, ...)                                                                                       \
+    switch ((n) + ((m) > 1 ? GROUP_ROWS : 0)) {                                                                        \
+    case 1: call(1, 1, __VA_ARGS__); break;                                                                            \
+    case 2: call(2, 1, __VA_ARGS__); break;                                                                            \
+    case 3: call(3, 1, __VA_ARGS__); break;                                                                            \
+    case 4: call(4, 1, __VA_ARGS__); break;                                                                            \
+    case 5: call(5, 1, __VA_ARGS__); break;                                                                            \
+    case 6: call(6, 1, __VA_ARGS__); break;                                                                            \
+    case 1 + GROUP_ROWS: call(1, 2, __VA_ARGS__); break;                                                               \
+    default: call(2, 2, __VA_ARGS__); break;                                                                           \
     }
 
-static void scores_16(uint32_t n, kv_scheme scheme, const float *const *q, const char *k, uint32_t head_dim, float scale,
-                      float *p, const v_ahead *ahead) {
-#define SCORES(n, scheme) scores_n(n, scheme, q, k, head_dim, scale, p, ahead)
-    BY_SCHEME(n, SCORES, scheme)
+/* blocked: K has block scales; the scheme is then KV_Q8, KV_Q4 or, widened, KV_F32. */
+static void scores_16(uint32_t n, uint32_t m, kv_scheme scheme, bool blocked, const float *const *q, const k_tile *t,
+                      uint32_t head_dim, float scale, float *p) {
+#define SCORES(n, m, scheme, blocked) scores_n(n, m, scheme, blocked, q, t, head_dim, scale, p)
+    if (scheme == KV_F32 && blocked) {
+        BY_ROWS(n, m, SCORES, KV_F32, true)
+        return;
+    }
+    switch (scheme) {
+    case KV_F16: BY_ROWS(n, m, SCORES, KV_F16, false) break;
+    case KV_BF16: BY_ROWS(n, m, SCORES, KV_BF16, false) break;
+    case KV_Q8: BY_ROWS(n, m, SCORES, KV_Q8, true) break;
+    case KV_Q4: BY_ROWS(n, m, SCORES, KV_Q4, true) break;
+    default: BY_ROWS(n, m, SCORES, KV_F32, false) break;
+    }
 #undef SCORES
 }
 
-static void values_16(uint32_t n, uint32_t width, kv_scheme scheme, const float *p, const char *v, uint32_t n_pos, float *o,
-                      size_t head_dim, const char *ahead) {
-#define WIDE(n, scheme) values_n(n, true, scheme, p, v, n_pos, o, head_dim, ahead)
-#define NARROW(n, scheme) values_n(n, false, scheme, p, v, n_pos, o, head_dim, ahead)
+static void values_16(uint32_t n, uint32_t m, uint32_t width, kv_scheme scheme, const float *p, const v_tile *t, float *o,
+                      size_t head_dim) {
+#define WIDE(n, m, scheme) values_n(n, m, true, scheme, p, t, o, head_dim)
+#define NARROW(n, m, scheme) values_n(n, 1, false, scheme, p, t, o, head_dim)
     if (width < KV_LANES) {
-        BY_ROWS(n, NARROW, scheme)
-    } else {
-        BY_SCHEME(n, WIDE, scheme)
+        BY_ROWS(n, 1, NARROW, scheme)
+        return;
+    }
+    switch (scheme) {
+    case KV_F16: BY_ROWS(n, m, WIDE, KV_F16) break;
+    case KV_BF16: BY_ROWS(n, m, WIDE, KV_BF16) break;
+    case KV_Q8: BY_ROWS(n, m, WIDE, KV_Q8) break;
+    case KV_Q4: BY_ROWS(n, m, WIDE, KV_Q4) break;
+    default: BY_ROWS(n, m, WIDE, KV_F32) break;
     }
 #undef WIDE
 #undef NARROW
