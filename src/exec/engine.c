@@ -9,7 +9,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { LEASE_RETRY_US = 1000 }; /* the line of leases was full, or there was no memory to stand in it */
+enum {
+    LEASE_RETRY_US = 1000, /* the line of leases was full, or there was no memory to stand in it */
+    REST_AFTER_US = 1000000,
+    REST_PAGES = 64
+};
 
 const hd_clock *engine_clock(const engine *e) { return e->opt.clock; }
 collect_pool *engine_collect_pool(engine *e) { return e->pool; }
@@ -299,6 +303,16 @@ uint64_t engine_turn(engine *e) {
     return due > now ? due - now : 1;
 }
 
+/* An engine without work for a second hands its free memory back, a bounded part at a time.  Returns when to look again. */
+static uint64_t rest(engine *e) {
+    uint64_t due = e->x.t_forward_us + REST_AFTER_US;
+    if (e->rested_at == e->x.steps) return UINT64_MAX;
+    if (hd_now_us(e->opt.clock) < due) return due;
+    model_rest(e->x.m);
+    if (!kv_trim(e->x.kv, REST_PAGES)) e->rested_at = e->x.steps;
+    return due;
+}
+
 static void *engine_main(void *ctx) {
     engine *e = ctx;
     for (;;) {
@@ -306,6 +320,7 @@ static void *engine_main(void *ctx) {
         bool empty;
         if (closing(e, &empty) && empty) break;
         if (!due) continue;
+        due = min_u64(due, rest(e));
         now = hd_now_us(e->opt.clock);
         sleep_until_woken(e, due == UINT64_MAX ? due : due > now ? due - now : 0);
     }
@@ -350,7 +365,7 @@ hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err 
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&e->wake, &attr);
     pthread_condattr_destroy(&attr);
-    atomic_store(&e->t_progress_us, hd_now_us(e->opt.clock));
+    atomic_store(&e->x.t_progress_us, hd_now_us(e->opt.clock));
     if (!(e->rows = hd_calloc(e->opt.max_rows, sizeof *e->rows)) || !(e->pool = collect_pool_new(e, e->opt.collect_tokens)))
         st = hd_fail(err, HD_NOMEM, "engine: no memory");
     else if (!(st = coordinator_new(&e->leases, e->opt.max_leases_queued, err)) && !e->opt.manual &&

@@ -29,6 +29,7 @@ struct engine {
     uint64_t next_order, next_id;
     bool draining, closing;
     uint64_t requests_total, rejected_full;
+    uint64_t rested_at;             /* the step after which free memory was handed back; executor */
     bool line_changed;              /* someone came, went or changed: admission looks again */
     uint64_t line_due_us;           /* no one waiting has a deadline before this */
     uint64_t rank_due_us;           /* when ages change what admission found last time */
@@ -47,7 +48,6 @@ struct engine {
     session *calls, *calls_tail;    /* sessions with a cancel or steering */
 
     atomic_bool has_work;           /* rows that wait for their readers are no work */
-    atomic_ullong t_progress_us;    /* last time a step finished or there was no work */
     atomic_ullong step_us_max;
 
     pthread_mutex_t view_mu;        /* guards the copy below */

@@ -9,6 +9,8 @@
 #include "exec/row.h"
 #include "state/kv.h"
 
+#include <stdatomic.h>
+
 enum { PROMPT_LOGITS = 16 }; /* rows of logits kept for prompt scoring and drafts beside one per decoding row */
 
 struct executor {
@@ -26,10 +28,12 @@ struct executor {
     void *sample_work;
     hd_buf text_a, text_b;       /* of one token: detokenised, then past the stop filter */
     bool freed;                  /* rows or pages became free since the caller last looked */
-    /* counters */
-    uint64_t steps, prompt_tokens, generated_tokens, preemptions, faults_contained, pauses;
-    uint64_t finished[4], cancelled[16];
+    /* Counters; others read them at any time.  What a request adds is there before its reader sees its end. */
+    atomic_ullong steps, prompt_tokens, generated_tokens, preemptions, faults_contained, pauses;
+    atomic_ullong finished[4], cancelled[16];
+    atomic_ullong t_progress_us; /* last time a forward pass ended or there was no work */
     uint32_t step_tokens_last;
+    uint64_t t_forward_us;       /* when the last forward pass ended */
     double service_us;           /* moving mean of admission to end, for Retry-After */
     double step_us;              /* moving mean of a step */
     uint64_t step_us_max;        /* longest step of late: halves its distance to the mean with each */

@@ -150,13 +150,14 @@ static void forward(executor *x, uint32_t lo, uint32_t hi) {
         return;
     }
     t1 = hd_now_us(x->opt.clock);
+    x->t_progress_us = x->t_forward_us = t1;
     for (uint32_t i = lo; i < hi; i++) consume(x, x->seg_rows[i], &x->segs[i]);
     trace_span(x->opt.trace, "forward", 0, t0, t1, "rows", hi - lo, "tokens", st.n_tokens);
     trace_span(x->opt.trace, "consume", 0, t1, x->opt.trace ? hd_now_us(x->opt.clock) : 0, NULL, 0, NULL, 0);
 }
 
 static void note_step_time(executor *x, uint64_t us) {
-    x->step_us += ((double)us - x->step_us) * (x->steps ? 0.05 : 1);
+    x->step_us += ((double)us - x->step_us) * (x->steps > 1 ? 0.05 : 1);
     if (us > x->step_us_max) x->step_us_max = us;
     else x->step_us_max -= (x->step_us_max - us) / 64;
 }
@@ -165,13 +166,13 @@ bool executor_step(executor *x) {
     uint64_t t0 = hd_now_us(x->opt.clock), t1;
     uint32_t n = plan_pages(x, plan_rows(x));
     if (!n) return false;
+    x->steps++; /* before anything of it can be seen */
     x->step_tokens_last = 0;
     for (uint32_t i = 0; i < n; i++) x->step_tokens_last += x->segs[i].n;
     trace_span(x->opt.trace, "plan", 0, t0, x->opt.trace ? hd_now_us(x->opt.clock) : 0, "rows", n, NULL, 0);
     forward(x, 0, n);
     t1 = hd_now_us(x->opt.clock);
     note_step_time(x, t1 - t0);
-    x->steps++;
     executor_evict_ended(x);
     executor_check_invariants(x);
     return true;

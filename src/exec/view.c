@@ -43,7 +43,7 @@ void engine_copy_view(engine *e, bool stepped, uint64_t step_us, bool force) {
     bool work = false;
     for (uint32_t i = 0; i < x->n_rows && !work; i++) work = x->rows[i]->phase != ROW_PAUSED;
     atomic_store(&e->has_work, work);
-    atomic_store(&e->t_progress_us, now);
+    atomic_store(&e->x.t_progress_us, now);
     atomic_store(&e->step_us_max, x->step_us_max);
     pthread_mutex_lock(&e->view_mu);
     if (stepped) e->step_ms[e->n_step_ms++ % STEP_TIMES] = (double)step_us / 1000;
@@ -57,17 +57,7 @@ void engine_copy_view(engine *e, bool stepped, uint64_t step_us, bool force) {
     v->running = x->n_rows;
     v->pages_used = kv_used_pages(x->kv);
     v->kv_bytes_used = kv_used_bytes(x->kv);
-    v->steps = x->steps;
     v->step_tokens_last = x->step_tokens_last;
-    v->finished_stop = x->finished[FINISH_STOP];
-    v->finished_length = x->finished[FINISH_LENGTH];
-    v->finished_failed = x->finished[FINISH_FAILED];
-    memcpy(v->cancelled, x->cancelled, sizeof v->cancelled);
-    v->prompt_tokens_total = x->prompt_tokens;
-    v->generated_tokens_total = x->generated_tokens;
-    v->preemptions_total = x->preemptions;
-    v->faults_contained = x->faults_contained;
-    v->pauses_total = x->pauses;
     e->service_us = x->service_us;
     e->first_free_us = first_free(x);
     pthread_mutex_unlock(&e->view_mu);
@@ -144,11 +134,25 @@ static void view_line(engine *e, engine_view *out, double service_us, double fir
 }
 
 static bool stuck(engine *e) {
-    uint64_t limit = atomic_load(&e->step_us_max) * STUCK_STEPS, since = atomic_load(&e->t_progress_us);
+    uint64_t limit = atomic_load(&e->step_us_max) * STUCK_STEPS, since = atomic_load(&e->x.t_progress_us);
     uint64_t now = hd_now_us(e->opt.clock);
     if (limit < STUCK_MIN_US) limit = limit ? STUCK_MIN_US : e->opt.stuck_timeout_us;
     if (limit > e->opt.stuck_timeout_us) limit = e->opt.stuck_timeout_us;
     return atomic_load(&e->has_work) && now > since && now - since > limit;
+}
+
+/* Not part of the copy: whoever has seen the end of a request finds it counted. */
+static void count(const executor *x, engine_view *out) {
+    out->steps = x->steps;
+    out->finished_stop = x->finished[FINISH_STOP];
+    out->finished_length = x->finished[FINISH_LENGTH];
+    out->finished_failed = x->finished[FINISH_FAILED];
+    for (size_t i = 0; i < sizeof out->cancelled / sizeof *out->cancelled; i++) out->cancelled[i] = x->cancelled[i];
+    out->prompt_tokens_total = x->prompt_tokens;
+    out->generated_tokens_total = x->generated_tokens;
+    out->preemptions_total = x->preemptions;
+    out->faults_contained = x->faults_contained;
+    out->pauses_total = x->pauses;
 }
 
 void engine_look(engine *e, engine_view *out) {
@@ -172,6 +176,7 @@ void engine_look(engine *e, engine_view *out) {
     pthread_mutex_unlock(&e->view_mu);
     out->step_ms_max = (double)atomic_load(&e->step_us_max) / 1000;
     out->failed = stuck(e);
+    count(&e->x, out);
     out->ctx = e->opt.ctx;
     out->max_rows = e->opt.max_rows;
     out->max_queued = e->opt.max_queued;

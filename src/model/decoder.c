@@ -29,6 +29,7 @@ static void decoder_close(model *m) {
 static const model_ops decoder_ops = {
     .close = decoder_close,
     .plan = decoder_plan,
+    .rest = decoder_rest,
     .workspace_bytes = decoder_workspace_bytes,
     .page_bytes = decoder_page_bytes,
     .forward = decoder_forward,

@@ -73,6 +73,7 @@ bool arch_has(const gguf *g, const char *key);
 hd_status decoder_load(decoder *d, const model_options *opt, hd_err *err);
 
 hd_status decoder_plan(model *m, const step_limits *lim, hd_err *err);
+void decoder_rest(model *m);
 uint64_t decoder_workspace_bytes(const model *m, const step_limits *lim);
 uint64_t decoder_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme);
 hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err);

@@ -122,6 +122,11 @@ hd_status decoder_plan(model *m, const step_limits *lim, hd_err *err) {
     return HD_OK;
 }
 
+void decoder_rest(model *m) {
+    forward_space *s = ((decoder *)m)->space;
+    if (s) madvise(s->block, s->bytes, MADV_DONTNEED); /* a step writes everything before it reads it */
+}
+
 uint64_t decoder_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme) {
     const decoder *d = (const decoder *)m;
     kv_shape shape = {d->cfg.head_dim, page_tokens, scheme};

@@ -27,6 +27,9 @@ const model_info *model_get(const model *m) { return &m->info; }
 const kernels *model_kernels(const model *m) { return m->k; }
 
 hd_status model_plan(model *m, const step_limits *lim, hd_err *err) { return m->ops->plan(m, lim, err); }
+void model_rest(model *m) {
+    if (m->ops->rest) m->ops->rest(m);
+}
 
 uint64_t model_workspace_bytes(const model *m, const step_limits *lim) { return m->ops->workspace_bytes(m, lim); }
 

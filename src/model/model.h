@@ -99,6 +99,8 @@ typedef struct {
     kv_scheme kv_type[MODEL_MAX_GROUPS]; /* of each group */
 } step_limits;
 hd_status model_plan(model *m, const step_limits *lim, hd_err *err);
+/* No step for a while: hand the workspace's memory back to the system; the next step takes it again.  Executor thread. */
+void model_rest(model *m);
 uint64_t model_workspace_bytes(const model *m, const step_limits *lim);
 /* Bytes of one page of group g; 0 if the scheme is not one this model can use. */
 uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme);

@@ -76,16 +76,27 @@ static uint64_t resident_bytes(const kv *k) {
     return n;
 }
 
+static void give_back(group *g) {
+    uint32_t page = g->warm[--g->n_warm];
+    madvise(g->base + page * g->stride, g->stride, MADV_DONTNEED);
+    g->dry[g->n_dry++] = page;
+}
+
+bool kv_trim(kv *k, uint32_t n) {
+    for (uint32_t i = 0; i < k->n_groups; i++) {
+        group *g = &k->g[i];
+        for (; g->n_warm && n; n--) give_back(g);
+        if (g->n_warm) return true;
+    }
+    return false;
+}
+
 /* Give free memory of other groups back until `need` more bytes fit. */
 static void make_room(kv *k, uint32_t for_group, uint64_t need) {
     for (uint32_t i = 0; i < k->n_groups; i++) {
         group *g = &k->g[i];
         if (i == for_group) continue;
-        while (g->n_warm && resident_bytes(k) + need > k->budget) {
-            uint32_t page = g->warm[--g->n_warm];
-            madvise(g->base + page * g->stride, g->stride, MADV_DONTNEED);
-            g->dry[g->n_dry++] = page;
-        }
+        while (g->n_warm && resident_bytes(k) + need > k->budget) give_back(g);
     }
 }
 

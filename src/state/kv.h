@@ -2,13 +2,15 @@
  *
  * A page holds page_tokens positions of every layer of one layer group; groups have pages of different size and share
  * the budget.  Address space for the whole budget is reserved per group; memory behind a page appears at first use and
- * is handed back to the system when another group needs the bytes, so resident bytes never exceed the budget.
+ * is handed back to the system when another group needs the bytes, so resident bytes never exceed the budget, and when
+ * the engine rests (kv_trim).
  * A page is held or free; held bytes + free resident bytes <= budget, always (kv_check).  Executor thread only. */
 #ifndef HD_STATE_KV_H
 #define HD_STATE_KV_H
 
 #include "base/err.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,6 +25,8 @@ void kv_close(kv *k);
 /* A page of group g, or NULL when the budget is used up.  Contents are undefined (debug builds: NaN). */
 void *kv_take(kv *k, uint32_t g);
 void kv_drop(kv *k, uint32_t g, void *page);
+/* Hand the memory of up to n free pages back to the system.  False: there is none left behind free pages. */
+bool kv_trim(kv *k, uint32_t n);
 
 uint64_t kv_budget(const kv *k);
 uint64_t kv_used_bytes(const kv *k);
