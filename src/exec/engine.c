@@ -306,11 +306,12 @@ uint64_t engine_turn(engine *e) {
 /* An engine without work for a second hands its free memory back, a bounded part at a time.  Returns when to look again. */
 static uint64_t rest(engine *e) {
     uint64_t due = e->x.t_forward_us + REST_AFTER_US;
-    if (e->rested_at == e->x.steps) return UINT64_MAX;
+    bool rested = e->rested_at == e->x.steps;
+    if (rested && !kv_trim(e->x.kv, 0)) return UINT64_MAX; /* pages are also freed without a step: a reader gives up */
     if (hd_now_us(e->opt.clock) < due) return due;
-    model_rest(e->x.m);
-    if (!kv_trim(e->x.kv, REST_PAGES)) e->rested_at = e->x.steps;
-    return due;
+    if (!rested) model_rest(e->x.m);
+    e->rested_at = e->x.steps;
+    return kv_trim(e->x.kv, REST_PAGES) ? due : UINT64_MAX;
 }
 
 static void *engine_main(void *ctx) {
