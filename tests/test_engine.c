@@ -385,18 +385,24 @@ static void deadlines(void **state) {
     close_fixture(&f);
 }
 
-/* Rows that outgrow the budget give way, youngest first, and come back to the same answer. */
+/* Rows that outgrow the budget give way, youngest first, and come back to the same answer.  With a cache equal rows share
+ * their pages, so they are given something of their own. */
 static void preemption_changes_nothing(void **state) {
     const char *rest = "\"context\":256,\"default\":{\"emit\":[\"Hello\",\" world\",\"!\",\"AB\",\"J\"],\"then\":\"loop\"}";
     engine_options roomy = {.page_tokens = 4, .default_max_tokens = 4};
     engine_options tight = {.page_tokens = 4, .default_max_tokens = 4, .kv_budget_bytes = 300 * 1024};
+    static const char *const spaces[6] = {"a", "b", "c", "d", "e", "f"};
     fixture f = open_script(rest, roomy), g;
     gen_request r = request(one_prompt, 1, GEN_NO_CAP), many[6];
     run_result want = run_one(&f, &r), got[6];
     (void)state;
     close_fixture(&f);
     g = open_script(rest, tight);
-    for (int i = 0; i < 6; i++) many[i] = r;
+    for (int i = 0; i < 6; i++) {
+        many[i] = r;
+        many[i].cache_space = spaces[i];
+        many[i].no_cache = i % 2;
+    }
     run_all(g.e, many, 6, NULL, got);
     for (int i = 0; i < 6; i++) {
         assert_null(run_result_differs(&want, &got[i]));

@@ -2,8 +2,9 @@
  *
  * 24 requests of mixed kinds run one by one, then all together in 20 random interleavings: order of arrival, step budget,
  * threads, rows, page size, KV budget (small ones preempt), priorities, shares, and a thread that makes trouble meanwhile:
- * exclusive jobs that preempt every row at random points, neighbours that come, stall, are cancelled and go.  Ids,
- * logprobs, text and ends must be equal.  Models: small random ones in the formats of real files, with every scheme
+ * exclusive jobs that preempt every row at random points, neighbours that come, stall, are cancelled and go.  Alone they
+ * compute everything; together they take up what others computed, in the second half of the rounds from a warm cache.
+ * Ids, logprobs, text and ends must be equal.  Models: small random ones in the formats of real files, with every scheme
  * of keys and values, and the demo model where $HEDDLE_TEST_MODEL names it. */
 #include "base/mem.h"
 #include "tiny/tiny_model.h"
@@ -44,6 +45,8 @@ static void make_workload(workload *w, uint32_t n_vocab) {
         sampling_params *s = &r->sampling;
         uint32_t n = i % 5 == 0 ? 1 + i / 5 : 3 + rng_below(&seed, MAX_PROMPT - 3);
         for (uint32_t j = 0; j < n; j++) w->prompts[i][j] = (int32_t)rng_below(&seed, n_vocab < 300 ? n_vocab : 300);
+        /* Many begin like one before, up to some token; a few are the same. */
+        if (i % 2) memcpy(w->prompts[i], w->prompts[rng_below(&seed, i)], (i % 3 ? rng_below(&seed, n + 1) : n) * sizeof(int32_t));
         *r = (gen_request){.id = "", .prompt = w->prompts[i], .n_prompt = n, .max_tokens = 8 + rng_below(&seed, 40),
                            .ignore_eos = i % 3 == 0};
         sampling_defaults(s);
@@ -175,8 +178,8 @@ static void *make_trouble(void *ctx) {
 static void check_model(const char *name, const char *path, kv_scheme full, kv_scheme sliding, int rounds) {
     workload *w = hd_calloc(1, sizeof *w);
     run_result alone[N_REQS], mixed[N_REQS];
-    setting base = {1, 0, {.kv_type = full, .kv_type_sliding = sliding, .max_rows = 1, .ctx = CTX, .kv_budget_bytes = 256u << 20}};
-    uint64_t seed = 99;
+    setting base = {1, 0, {.kv_type = full, .kv_type_sliding = sliding, .max_rows = 1, .ctx = CTX, .kv_budget_bytes = 256u << 20, .no_cache = true}};
+    uint64_t seed = 99, cached = 0, evicted = 0;
     uint32_t preemptions = 0, jobs = 0;
     model *m;
     engine *e = open_with(path, &base, &m);
@@ -208,6 +211,12 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
             reqs[i] = w->reqs[i];
             reqs[i].priority = (gen_priority)((int)rng_below(&seed, 3) - 1);
             reqs[i].share = keys[rng_below(&seed, 3)];
+            reqs[i].cache_space = i % 8 == 3 ? "other" : NULL;
+            reqs[i].no_cache = rng_below(&seed, 12) == 0;
+        }
+        if (round % 2) { /* warm */
+            run_all(e, reqs, N_REQS, order, mixed);
+            for (size_t i = 0; i < N_REQS; i++) run_result_deinit(&mixed[i]);
         }
         tr.e = e;
         assert_int_equal(pthread_create(&troubler, NULL, make_trouble, &tr), 0);
@@ -217,6 +226,7 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
         jobs += tr.jobs;
         engine_look(e, &view);
         preemptions += (uint32_t)view.preemptions_total;
+        evicted += view.pages_evicted;
         for (size_t i = 0; i < N_REQS; i++) {
             const char *what = run_result_differs(&alone[i], &mixed[i]);
             if (what)
@@ -226,14 +236,16 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
                          s.opt.page_tokens, (unsigned long long)s.opt.kv_budget_bytes, alone[i].n_ids,
                          finish_reason_name(alone[i].finish), mixed[i].n_ids, finish_reason_name(mixed[i].finish),
                          cancel_reason_name(mixed[i].reason), mixed[i].finish == FINISH_FAILED ? mixed[i].err.msg : "");
+            cached += mixed[i].cached_tokens;
             run_result_deinit(&mixed[i]);
         }
         engine_close(e);
         model_close(m);
     }
-    print_message("%s with %s and %s: %d requests equal in %d interleavings, %u preemptions and %u exclusive jobs on the way\n", name,
-                  kv_scheme_name(full), kv_scheme_name(sliding), N_REQS, rounds, preemptions, jobs);
-    assert_true(preemptions > 0 && jobs > 0);
+    print_message("%s with %s and %s: %d requests equal in %d interleavings; on the way %u preemptions, %u exclusive jobs, %llu "
+                  "tokens from the cache, %llu pages evicted\n", name, kv_scheme_name(full), kv_scheme_name(sliding), N_REQS, rounds,
+                  preemptions, jobs, (unsigned long long)cached, (unsigned long long)evicted);
+    assert_true(preemptions > 0 && jobs > 0 && cached > 0 && evicted > 0);
     for (size_t i = 0; i < N_REQS; i++) run_result_deinit(&alone[i]);
     hd_free(w);
 }

@@ -155,8 +155,9 @@ static void r012_passed_for_the_ageing_time_and_no_longer(void **state) {
     int other = OTHER, same = SAME, passed = 0;
     uint64_t t0;
     (void)state;
-    bench_open(&b, "{" VOCAB("4096") "," FOREVER "}",
-               (engine_options){.max_rows = 8, .page_tokens = 4, .kv_budget_bytes = 400 * TOKEN_BYTES, .age_us = AGE * SECOND});
+    bench_open(&b, "{" VOCAB("4096") "," FOREVER "}", /* all prompts are alike: sharing would make room */
+               (engine_options){.max_rows = 8, .page_tokens = 4, .kv_budget_bytes = 400 * TOKEN_BYTES, .age_us = AGE * SECOND,
+                                .no_cache = true});
     ask(&b, 0, 160, 80, PRIORITY_NORMAL); /* 60 pages of 100 */
     turn(&b);
     ask(&b, BIG, 160, 40, PRIORITY_NORMAL); /* 50 */

@@ -39,6 +39,7 @@ typedef struct {
     uint64_t age_us;             /* waiting this long lifts a request by one priority class: 10 s */
     uint64_t collect_tokens;     /* held unread by all collecting sessions together: 65,536 */
     uint32_t max_leases_queued;  /* waiting exclusive jobs: 64 */
+    bool no_cache;               /* rows share nothing and leave nothing behind */
     const hd_clock *clock;       /* hd_clock_real */
     trace *trace;                /* what happens is written there; borrowed; NULL: nothing is */
     bool manual;                 /* no thread of its own: engine_turn drives it (tests with a turned clock) */
@@ -55,6 +56,8 @@ typedef struct {
     gen_priority priority;
     const char *share;           /* requests of one share key (a user, an API key) get one fair share; NULL = ""; <= 63 bytes */
     bool collect;                /* its unread output is bounded by collect_tokens instead of by the session's queue */
+    const char *cache_space;     /* shares computed prefixes only with requests of the same name (a tenant); NULL = ""; <= 63 bytes */
+    bool no_cache;               /* take nothing up and leave nothing behind */
     cancellation *cancel;        /* cancels this request too (one source may cover several); borrowed until it is over */
     const char *id;              /* for state and cancel, at most 63 bytes; "" = the engine makes one */
     const int32_t *prompt;       /* copied */
@@ -77,7 +80,9 @@ typedef enum { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_FAILED } fin
 const char *finish_reason_name(finish_reason r); /* "stop", "length", "cancelled", "failed" */
 
 typedef struct {
-    uint32_t prompt_tokens, cached_tokens;
+    uint32_t prompt_tokens, cached_tokens; /* cached: of the prompt, taken up instead of computed */
+    const char *cache_miss;    /* why not more: prefix_miss_name, static text; NULL: it was never admitted */
+    uint32_t cache_miss_at;    /* the first token that could not be taken up for that reason */
     uint32_t generated_tokens; /* ids + 1 if ended by EOS */
     uint64_t queue_us;         /* submit to admission */
     uint64_t prefill_us;       /* admission to first token */
@@ -202,8 +207,10 @@ typedef struct {
     row_view *rows, *queue;    /* caller's arrays of cap entries, or NULL */
     uint32_t cap_rows, cap_queue;
     uint32_t running, waiting; /* true counts */
-    uint64_t pages_total, pages_used, pages_cached, pages_shared;
-    uint64_t kv_bytes_total, kv_bytes_used;
+    uint64_t pages_total, pages_used, pages_cached; /* used: by rows, each counted once; cached: held by none */
+    uint64_t pages_shared;     /* how many more rows would hold if they shared nothing */
+    uint64_t pages_evicted;    /* ever */
+    uint64_t kv_bytes_total, kv_bytes_used, kv_bytes_cached;
     kv_scheme kv_type, kv_type_sliding;
     uint32_t page_tokens, ctx, max_rows, max_queued, step_tokens;
     uint64_t steps;

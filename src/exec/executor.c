@@ -83,6 +83,7 @@ static hd_status bound_context(executor *x, hd_err *err) {
 
 hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err *err) {
     uint64_t page_bytes[MODEL_MAX_GROUPS];
+    uint32_t windows[MODEL_MAX_GROUPS];
     step_limits lim;
     hd_status st;
     memset(x, 0, sizeof *x);
@@ -96,11 +97,13 @@ hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err
     if ((st = check_options(&x->opt, err))) return st;
     lim = (step_limits){x->max_step_tokens, x->opt.max_rows, x->max_logits, x->max_step_tokens, x->opt.ctx, x->opt.page_tokens, {0}};
     for (uint32_t g = 0; g < x->n_groups; g++) {
-        lim.kv_type[g] = x->info->groups[g].window ? x->opt.kv_type_sliding : x->opt.kv_type;
+        windows[g] = x->info->groups[g].window;
+        lim.kv_type[g] = windows[g] ? x->opt.kv_type_sliding : x->opt.kv_type;
         if (!(page_bytes[g] = model_page_bytes(m, g, x->opt.page_tokens, lim.kv_type[g])))
             return hd_fail_field(err, HD_UNSUPPORTED, "kv-type", "kv-type must be " KV_SCHEME_NAMES);
     }
-    if ((st = kv_open(&x->kv, x->opt.kv_budget_bytes, x->n_groups, page_bytes, err)) || (st = bound_context(x, err)))
+    if ((st = kv_open(&x->kv, x->opt.kv_budget_bytes, x->n_groups, page_bytes, err)) || (st = bound_context(x, err)) ||
+        (st = prefix_open(&x->tree, x->kv, x->opt.page_tokens, x->n_groups, windows, err)))
         goto fail;
     x->max_pages = pages_for(x->opt.ctx, x->opt.page_tokens);
     lim.ctx = x->opt.ctx; /* what the budget holds */
@@ -118,6 +121,7 @@ fail:
 
 void executor_close(executor *x) {
     HD_ASSERT(!x->n_rows);
+    prefix_close(x->tree);
     kv_close(x->kv);
     hd_free(x->rows);
     hd_free(x->segs);
@@ -152,6 +156,7 @@ static void row_free(row *r) {
     row_text_close(r);
     model_row_close(r->x->m, r->model_state);
     for (uint32_t g = 0; g < MODEL_MAX_GROUPS; g++) hd_free(r->pages[g]);
+    hd_free(r->path);
     hd_free(r->tokens);
     hd_free(r);
 }
@@ -176,6 +181,7 @@ static hd_status row_new(row **out, executor *x, session *s, hd_err *err) {
     memcpy(r->tokens, req->prompt, req->n_prompt * sizeof *r->tokens);
     for (uint32_t g = 0; g < x->n_groups; g++)
         if (!(r->pages[g] = hd_calloc(pages_for(r->cap_tokens, x->opt.page_tokens), sizeof **r->pages))) goto oom;
+    if (!(r->path = hd_calloc(pages_for(r->cap_tokens, x->opt.page_tokens), sizeof *r->path))) goto oom;
     if ((st = session_prepare(s, err)) || (st = model_row_open(x->m, req->prompt, req->n_prompt, &r->model_state, err)) ||
         (st = row_text_open(r, err)) || (st = r->method->open(r, err))) {
         row_free(r);
@@ -211,11 +217,14 @@ void executor_cancel(executor *x, session *s, cancel_reason why) {
 static void raise_cap(executor *x, row *r, uint32_t cap) {
     uint32_t room = x->opt.ctx - r->n_prompt, old = pages_for(r->cap_tokens, x->opt.page_tokens), now;
     int32_t *tokens;
+    prefix_node **path;
     if (cap > room) cap = room;
     if (cap <= r->cap_generated) return;
     if (!(tokens = hd_reallocarray(r->tokens, r->n_prompt + cap, sizeof *tokens))) return;
     r->tokens = tokens;
     now = pages_for(r->n_prompt + cap, x->opt.page_tokens);
+    if (!(path = hd_reallocarray(r->path, now, sizeof *path))) return;
+    r->path = path;
     for (uint32_t g = 0; g < x->n_groups && now > old; g++) {
         void **pages = hd_reallocarray(r->pages[g], now, sizeof *pages);
         if (!pages) return;
@@ -249,9 +258,10 @@ uint32_t executor_projected_tokens(const executor *x, const session *s) {
 }
 
 hd_status executor_admissible(const executor *x, const session *s, const char **why) {
+    prefix_hit h;
     if (x->n_rows >= x->opt.max_rows) return *why = "rows", HD_FULL;
-    if (x->reserved_bytes + executor_project(x, executor_projected_tokens(x, s)) > x->opt.kv_budget_bytes)
-        return *why = "pages", HD_FULL;
+    share_find(x, s, &h);
+    if (executor_committed(x) + share_cost(x, s, &h) > x->opt.kv_budget_bytes) return *why = "pages", HD_FULL;
     return HD_OK;
 }
 
@@ -273,7 +283,7 @@ void executor_place(executor *x, row *r) {
 }
 
 void executor_admit(executor *x, session *s, uint32_t rank) {
-    uint64_t bytes = executor_project(x, executor_projected_tokens(x, s)), now = hd_now_us(x->opt.clock), due;
+    uint64_t now = hd_now_us(x->opt.clock), due;
     row *r = s->row;
     hd_err err;
     if (!r) {
@@ -290,8 +300,8 @@ void executor_admit(executor *x, session *s, uint32_t rank) {
     }
     r->phase = ROW_PREFILL;
     r->rank = rank;
-    r->reserved_bytes = bytes;
-    x->reserved_bytes += bytes;
+    share_begin(x, r);
+    x->reserved_bytes += r->reserved_bytes;
     x->rows[x->n_rows++] = r;
     executor_place(x, r);
     if ((due = executor_due(s)) < x->deadline_us) x->deadline_us = due;
@@ -308,6 +318,9 @@ static void fill_stats(gen_event *end, const session *s, const row *r, uint64_t 
         t->queue_us = now - s->t_submit_us;
         return;
     }
+    t->cached_tokens = r->n_taken;
+    t->cache_miss = prefix_miss_name(r->miss);
+    t->cache_miss_at = r->miss_at;
     t->generated_tokens = r->n_generated + end->ended_by_eos;
     t->queue_us = r->t_admit_us - s->t_submit_us;
     t->prefill_us = (r->t_first_us ? r->t_first_us : now) - r->t_admit_us;
@@ -385,7 +398,7 @@ static void finish_row(executor *x, row *r) {
     r->end.kind = EV_DONE;
     add_tail(x, r);
     settle(x, r->s, r, &r->end);
-    pages_drop(r);
+    pages_drop(r, r->end.finish != FINISH_FAILED);
     x->reserved_bytes -= r->reserved_bytes;
     x->freed = true;
     row_free(r);
@@ -425,7 +438,7 @@ static void sweep_row(executor *x, row *r, uint64_t now) {
     uint64_t due = executor_due(r->s);
     if (due < x->deadline_us) x->deadline_us = due;
     if (why == CANCEL_NONE && r->phase == ROW_PAUSED && !r->collect) {
-        uint64_t idle = session_last_read(r->s) + x->opt.idle_timeout_us;
+        uint64_t read = session_last_read(r->s), idle = (read > r->t_paused_us ? read : r->t_paused_us) + x->opt.idle_timeout_us;
         if (idle <= now) why = CANCEL_IDLE_TIMEOUT;
         else if (idle < x->idle_due_us) x->idle_due_us = idle;
     }
@@ -442,21 +455,43 @@ uint64_t executor_sweep(executor *x) {
     return x->deadline_us < x->idle_due_us ? x->deadline_us : x->idle_due_us;
 }
 
+#ifdef HD_DEBUG
+/* Of pages that are the row's own. */
+static uint64_t own_bytes(const executor *x, const row *r) {
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < x->n_groups; g++)
+        for (uint32_t i = r->first_page[g] > r->n_shared ? r->first_page[g] : r->n_shared; i < r->n_pages[g]; i++)
+            bytes += kv_page_bytes(x->kv, g);
+    return bytes;
+}
+
+/* Of pages of the tree that its windows see. */
+static uint64_t windowed_bytes(const executor *x, const row *r) {
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < x->n_groups; g++)
+        for (uint32_t i = r->first_page[g]; x->info->groups[g].window && i < r->n_shared; i++) bytes += kv_page_bytes(x->kv, g);
+    return bytes;
+}
+#endif
+
 void executor_check_invariants(const executor *x) {
 #ifdef HD_DEBUG
-    uint64_t held = 0, reserved = 0;
+    uint64_t own = 0, reserved = 0;
+    prefix_stats st = prefix_look(x->tree);
     kv_check(x->kv);
+    prefix_check(x->tree);
     for (uint32_t i = 0; i < x->n_rows; i++) {
         const row *r = x->rows[i];
-        held += r->held_bytes;
+        own += own_bytes(x, r);
+        HD_ASSERT(r->held_bytes == own_bytes(x, r) + windowed_bytes(x, r));
         reserved += r->reserved_bytes;
         HD_ASSERT(r->held_bytes <= r->reserved_bytes);
         HD_ASSERT(r->n_done <= r->n_tokens && r->n_tokens == r->n_prompt + r->n_generated);
         HD_ASSERT(r->n_generated <= r->cap_generated);
         HD_ASSERT(i == 0 || goes_before(x->rows[i - 1], r));
     }
-    HD_ASSERT(held == kv_used_bytes(x->kv));
-    HD_ASSERT(reserved == x->reserved_bytes && reserved <= x->opt.kv_budget_bytes);
+    HD_ASSERT(own + st.bytes == kv_used_bytes(x->kv));
+    HD_ASSERT(reserved == x->reserved_bytes && executor_committed(x) <= x->opt.kv_budget_bytes);
 #else
     (void)x;
 #endif

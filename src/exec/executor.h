@@ -7,7 +7,7 @@
 #define HD_EXEC_EXECUTOR_H
 
 #include "exec/row.h"
-#include "state/kv.h"
+#include "state/prefix.h"
 
 #include <stdatomic.h>
 
@@ -18,10 +18,11 @@ struct executor {
     const model_info *info;
     engine_options opt;          /* filled in: no zeros */
     kv *kv;
+    prefix_tree *tree;           /* what was computed once; its pages are counted there, not in reserved_bytes */
     uint32_t n_groups, max_pages;
     row **rows;                  /* [max_rows], by (rank, order): the last gives way first */
     uint32_t n_rows;
-    uint64_t reserved_bytes;     /* sum over rows, <= budget */
+    uint64_t reserved_bytes;     /* sum over rows; with what rows use of the tree <= budget */
     uint32_t max_step_tokens, max_logits;
     segment *segs;               /* [max_rows] */
     row **seg_rows;
@@ -75,10 +76,30 @@ void executor_check_invariants(const executor *x);              /* debug builds 
 
 /* ---- between executor.c, pages.c and step.c ---- */
 uint32_t pages_for(uint32_t n_tokens, uint32_t page_tokens);
-void pages_drop(row *r);                             /* all of them */
+uint64_t executor_committed(const executor *x);      /* bytes that rows may hold, shared pages counted once */
+void *pages_get(executor *x, uint32_t g);            /* a page; cache makes room.  NULL: rows hold all there is */
+void pages_drop(row *r, bool keep);                  /* all of them; keep: what is worth it stays in the tree */
 void pages_take(executor *x, row *r, uint32_t n);    /* for positions [0, n); may preempt the last rows, r itself at last */
 void pages_drop_behind_window(executor *x, row *r);
 void executor_evict_ended(executor *x);
 void executor_place(executor *x, row *r);            /* r->rank changed or r is the last: put it where it belongs */
+
+/* ---- share.c: rows and the prefix tree ---- */
+/* What s could take up in whole pages if it were admitted now. */
+void share_find(const executor *x, const session *s, prefix_hit *h);
+/* Bytes that admitting s would commit, given that hit: what it will hold for itself, and what it takes up that no row
+ * uses yet, or only rows that are `leaving`. */
+uint64_t share_cost(const executor *x, const session *s, const prefix_hit *h);
+/* r goes through the tree from now on and takes up what is known of it; r->reserved_bytes is set. */
+void share_begin(executor *x, row *r);
+/* Put complete pages in. */
+void share_publish(executor *x, row *r);
+/* r is at a page's end with a prompt to go on: take up what others have computed meanwhile.  True: another row is just
+ * computing r's next page, so r waits for it. */
+bool share_follow(executor *x, row *r);
+/* Leave the tree; keep: what r holds of an incomplete page stays there. */
+void share_end(executor *x, row *r, bool keep);
+/* Windows have moved on: let go of the page of group g before r->first_page[g] was raised past i. */
+void share_release(executor *x, row *r, uint32_t g, uint32_t i);
 
 #endif

@@ -5,11 +5,21 @@
 
 #include <string.h>
 
-void pages_drop(row *r) {
+uint64_t executor_committed(const executor *x) { return x->reserved_bytes + prefix_in_use_bytes(x->tree); }
+
+void *pages_get(executor *x, uint32_t g) {
+    void *page;
+    while (!(page = kv_take(x->kv, g)) && prefix_evict(x->tree)) {}
+    return page;
+}
+
+void pages_drop(row *r, bool keep) {
     executor *x = r->x;
+    uint32_t own = r->n_shared;
     bool leak = PLANTED(PLANT_LEAK_PAGE) && r->ended && r->end.finish == FINISH_CANCELLED && r->n_done < r->n_prompt;
+    share_end(x, r, keep);
     for (uint32_t g = 0; g < x->n_groups; g++) {
-        for (uint32_t i = r->first_page[g]; i < r->n_pages[g]; i++) {
+        for (uint32_t i = r->first_page[g] > own ? r->first_page[g] : own; i < r->n_pages[g]; i++) {
             if (leak) leak = false;
             else kv_drop(x->kv, g, r->pages[g][i]);
             r->pages[g][i] = NULL;
@@ -20,10 +30,11 @@ void pages_drop(row *r) {
     r->n_done = 0;
 }
 
-/* Give a row's pages back; it waits at the head of its line and is computed again, to the same bits (law 1). */
+/* Give a row's pages back; it waits at the head of its line and goes on from what the cache still has then; the rest is
+ * computed again, to the same bits (law 1). */
 static void preempt(executor *x, row *r) {
     uint32_t i = 0;
-    pages_drop(r);
+    pages_drop(r, true);
     x->reserved_bytes -= r->reserved_bytes;
     r->reserved_bytes = 0;
     if (r->phase == ROW_PAUSED) r->paused_us += hd_now_us(x->opt.clock) - r->t_paused_us;
@@ -42,20 +53,42 @@ void executor_preempt_all(executor *x) {
     while (x->n_rows) preempt(x, x->rows[x->n_rows - 1]);
 }
 
-/* Rows of a lower class that has not become a higher one by age stand last.  How many of them must go? */
-bool executor_make_way(executor *x, const session *s) {
-    uint64_t need = executor_project(x, executor_projected_tokens(x, s)), freed = 0;
-    uint32_t n = 0;
-    while (x->n_rows - n >= x->opt.max_rows || x->reserved_bytes - freed + need > x->opt.kv_budget_bytes) {
-        const row *r = n < x->n_rows ? x->rows[x->n_rows - 1 - n] : NULL;
-        if (!r || r->ended || r->s->copy.req.priority <= s->copy.req.priority ||
-            r->rank != (uint32_t)(r->s->copy.req.priority - PRIORITY_HIGH))
-            return false;
-        freed += r->reserved_bytes;
-        n++;
+/* If r left: what it holds for itself, and what of the tree no one else uses then. */
+static uint64_t note_leaving(executor *x, const row *r) {
+    uint64_t bytes = r->reserved_bytes, node = prefix_node_bytes(x->tree);
+    for (uint32_t i = 0; i < r->n_shared; i++)
+        if (++r->path[i]->leaving == r->path[i]->users) bytes += node;
+    return bytes;
+}
+
+static void forget_leaving(executor *x, uint32_t n) {
+    for (; n; n--) {
+        const row *r = x->rows[x->n_rows - n];
+        for (uint32_t i = 0; i < r->n_shared; i++) r->path[i]->leaving = 0;
     }
-    while (n--) preempt(x, x->rows[x->n_rows - 1]);
-    return true;
+}
+
+/* May r give way to a request of this class?  Not one that its age has lifted. */
+static bool gives_way(const row *r, gen_priority p) {
+    return !r->ended && r->s->copy.req.priority > p && r->rank == (uint32_t)(r->s->copy.req.priority - PRIORITY_HIGH);
+}
+
+/* Rows of lower classes stand last.  How many of them must go? */
+bool executor_make_way(executor *x, const session *s) {
+    uint64_t freed = 0;
+    uint32_t n = 0;
+    bool enough = false;
+    prefix_hit h;
+    share_find(x, s, &h);
+    for (;;) {
+        enough = x->n_rows - n < x->opt.max_rows &&
+                 executor_committed(x) - freed + share_cost(x, s, &h) <= x->opt.kv_budget_bytes;
+        if (enough || n == x->n_rows || !gives_way(x->rows[x->n_rows - 1 - n], s->copy.req.priority)) break;
+        freed += note_leaving(x, x->rows[x->n_rows - 1 - n++]);
+    }
+    forget_leaving(x, n);
+    while (enough && n--) preempt(x, x->rows[x->n_rows - 1]);
+    return enough;
 }
 
 /* Bytes that r holds once it has pages for positions [0, n). */
@@ -69,7 +102,7 @@ static uint64_t bytes_with(const executor *x, const row *r, uint32_t want) {
 void pages_take(executor *x, row *r, uint32_t n) {
     uint32_t want = pages_for(n, x->opt.page_tokens);
     uint64_t need = bytes_with(x, r, want);
-    while (need > r->reserved_bytes && x->reserved_bytes - r->reserved_bytes + need > x->opt.kv_budget_bytes) {
+    while (need > r->reserved_bytes && executor_committed(x) - r->reserved_bytes + need > x->opt.kv_budget_bytes) {
         row *last = x->rows[x->n_rows - 1];
         HD_ASSERT(x->n_rows > 1); /* one row alone always fits: executor_check */
         preempt(x, last);
@@ -81,8 +114,8 @@ void pages_take(executor *x, row *r, uint32_t n) {
     }
     for (uint32_t g = 0; g < x->n_groups; g++)
         while (r->n_pages[g] < want) {
-            void *page = kv_take(x->kv, g);
-            HD_ASSERT(page); /* reserved bytes cover it */
+            void *page = pages_get(x, g);
+            HD_ASSERT(page); /* what rows hold is committed, and all else can be evicted */
             r->pages[g][r->n_pages[g]++] = page;
             r->held_bytes += kv_page_bytes(x->kv, g);
         }
@@ -95,7 +128,8 @@ void pages_drop_behind_window(executor *x, row *r) {
         if (!window || r->n_done + 1 <= window) continue;
         first_seen = (r->n_done + 1 - window) / x->opt.page_tokens; /* the next query sits at n_done */
         for (; r->first_page[g] < first_seen && r->first_page[g] < r->n_pages[g]; r->first_page[g]++) {
-            kv_drop(x->kv, g, r->pages[g][r->first_page[g]]);
+            if (r->first_page[g] < r->n_shared) share_release(x, r, g, r->first_page[g]);
+            else kv_drop(x->kv, g, r->pages[g][r->first_page[g]]);
             r->pages[g][r->first_page[g]] = NULL;
             r->held_bytes -= kv_page_bytes(x->kv, g);
         }

@@ -8,6 +8,7 @@
 
 #include "exec/session.h"
 #include "model/model.h"
+#include "state/prefix.h"
 
 typedef struct row row;
 typedef struct executor executor;
@@ -35,6 +36,8 @@ struct gen_method {
      * segment; a method that rejects some of it sets it back. */
     void (*consume)(row *r, const segment *seg);
     void (*tail)(row *r, hd_buf *out);      /* text still held back, at an end that is not a stop string; may be NULL */
+    /* How many of its first tokens' outputs the method can do without: so many may be taken from the cache.  NULL: none. */
+    uint32_t (*skips)(const session *s, uint32_t n_tokens);
 };
 extern const gen_method method_autoregressive, method_embedding;
 
@@ -64,8 +67,16 @@ struct row {
     uint32_t n_generated;
     void **pages[MODEL_MAX_GROUPS];  /* [max_pages]; entries behind a window are NULL again */
     uint32_t n_pages[MODEL_MAX_GROUPS], first_page[MODEL_MAX_GROUPS];
+    prefix_node **path;       /* [max_pages]: nodes of the tree that it goes through, page by page */
+    prefix_node *root;        /* of its namespace; NULL: it does not share */
+    uint32_t n_shared;        /* pages [0, n_shared) are the tree's, the others its own */
+    uint32_t n_taken;         /* prompt tokens taken up instead of computed, before its first token */
+    bool alone;               /* a page could not be put in: no more are */
+    bool marked;              /* the end of its prompt is, in the tree */
+    prefix_miss miss;         /* why not more */
+    uint32_t miss_at;
     uint64_t computed;        /* positions that were computed, again after a preemption */
-    uint64_t held_bytes;      /* of pages held now */
+    uint64_t held_bytes;      /* of pages held now: its own, and windowed groups' shared ones too */
     uint64_t reserved_bytes;  /* what admission counted for it; >= held_bytes */
     void *model_state;
     uint32_t planned;         /* its segment in the step being planned, or ROW_UNPLANNED */

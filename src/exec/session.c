@@ -78,6 +78,10 @@ static hd_status copy_request(gen_copy *c, const gen_request *req, size_t n_voca
         return hd_fail_field(err, HD_INVALID, "share", "a share key has at most 63 bytes");
     snprintf(c->share, sizeof c->share, "%s", req->share ? req->share : "");
     c->req.share = c->share;
+    if (req->cache_space && strlen(req->cache_space) >= sizeof c->space)
+        return hd_fail_field(err, HD_INVALID, "cache_space", "a cache space has at most 63 bytes");
+    snprintf(c->space, sizeof c->space, "%s", req->cache_space ? req->cache_space : "");
+    c->req.cache_space = c->space;
     c->req.method = NULL; /* the session knows its method itself */
     if ((st = sampler_open(&c->sampler, &req->sampling, n_vocab, err)) ||
         (st = stop_set_new(&c->stops, req->stops, req->n_stops, err)))

@@ -32,7 +32,7 @@ typedef struct {
 /* A request with everything it points at owned. */
 typedef struct {
     gen_request req; /* pointers lead into the fields below */
-    char id[64], share[SESSION_MAX_KEY];
+    char id[64], share[SESSION_MAX_KEY], space[SESSION_MAX_KEY];
     int32_t *prompt, *stop_ids;
     stop_set *stops;
     sampler *sampler;

@@ -35,6 +35,7 @@ static void plan_row(executor *x, row *r, step_plan *p, step_grant grant) {
     memset(g, 0, sizeof *g);
     note_pause(x, r, room == 0);
     if (!room && !PLANTED(PLANT_PLAN_PAUSED)) return;
+    if (r->phase == ROW_WAITING_PREFIX) r->phase = ROW_PREFILL;
     if (room < grant.tokens && (scores(r) || r->n_tokens - r->n_done <= 1)) grant.tokens = room ? room : 1;
     if (room < grant.logits) grant.logits = room ? room : 1; /* each position with logits may publish */
     if (!r->method->plan(r, &grant, g)) return;
@@ -83,6 +84,10 @@ static uint32_t plan_rows(executor *x) {
         row *r = x->rows[i];
         if (r->planned != ROW_UNPLANNED || !prefills(r)) continue;
         behind--;
+        if (r->phase != ROW_PAUSED && share_follow(x, r)) {
+            r->phase = ROW_WAITING_PREFIX;
+            continue;
+        }
         plan_row(x, r, &p, (step_grant){p.tokens > behind ? p.tokens - behind : 1, p.logits - behind});
     }
     return p.n_segs;
@@ -116,6 +121,7 @@ static void consume(executor *x, row *r, const segment *g) {
     if (r->n_done >= r->n_prompt) r->phase = ROW_DECODE;
     r->method->consume(r, g);
     HD_ASSERT(r->n_done <= r->n_tokens);
+    share_publish(x, r);
     if (!r->ended) pages_drop_behind_window(x, r);
 }
 

@@ -16,6 +16,7 @@ static void view_row(const executor *x, const row *r, row_view *w) {
     w->prompt_tokens = r->n_prompt;
     w->prompt_done = r->n_done < r->n_prompt ? r->n_done : r->n_prompt;
     w->generated_tokens = r->n_generated;
+    w->cached_tokens = r->n_taken;
     w->preemptions = r->preemptions;
     for (uint32_t g = 0; g < x->n_groups; g++) w->pages += r->n_pages[g] - r->first_page[g];
 }
@@ -40,6 +41,7 @@ void engine_copy_view(engine *e, bool stepped, uint64_t step_us, bool force) {
     executor *x = &e->x;
     engine_view *v = &e->view;
     uint64_t now = hd_now_us(e->opt.clock);
+    prefix_stats st = prefix_look(x->tree);
     bool work = false;
     for (uint32_t i = 0; i < x->n_rows && !work; i++) work = x->rows[i]->phase != ROW_PAUSED;
     atomic_store(&e->has_work, work);
@@ -55,8 +57,12 @@ void engine_copy_view(engine *e, bool stepped, uint64_t step_us, bool force) {
     e->n_rows = 0;
     for (uint32_t i = 0; i < x->n_rows; i++) view_row(x, x->rows[i], &e->rows[e->n_rows++]);
     v->running = x->n_rows;
-    v->pages_used = kv_used_pages(x->kv);
-    v->kv_bytes_used = kv_used_bytes(x->kv);
+    v->pages_used = kv_used_pages(x->kv) - st.cached_pages;
+    v->pages_cached = st.cached_pages;
+    v->pages_shared = st.extra_holds;
+    v->pages_evicted = st.evicted_pages;
+    v->kv_bytes_used = kv_used_bytes(x->kv) - st.cached_bytes;
+    v->kv_bytes_cached = st.cached_bytes;
     v->step_tokens_last = x->step_tokens_last;
     e->service_us = x->service_us;
     e->first_free_us = first_free(x);

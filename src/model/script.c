@@ -2,7 +2,9 @@
  *
  * Step index of a position = that position - prompt length.  The scripted token has logit 20 and all others 0, or the
  * listed logits (others 0) where the rule has "top" for the step.  The hidden state of token t at position p is
- * h[i] = (31 t + 7 (p + 1) (i + 1)) mod 101 - 50: small whole numbers, so that sums of them are exact. */
+ * h[i] = (31 t + 7 (p + 1) (i + 1)) mod 101 - 50: small whole numbers, so that sums of them are exact.
+ * Keys and values are the token itself, at its place in the pages of every group: nothing here reads it, but a test can see
+ * whether a row's pages hold what the row thinks. */
 #include "model/script.h"
 #include "base/mem.h"
 
@@ -98,6 +100,15 @@ static void script_interrupt(model *m) {
     pthread_mutex_unlock(&s->mu);
 }
 
+static void script_write_pages(const script_model *s, const segment *g) {
+    uint32_t page = s->lim.page_tokens;
+    for (uint32_t k = 0; k < s->base.info.n_groups; k++)
+        for (uint32_t j = 0; j < g->n && g->pages[k]; j++) {
+            uint32_t pos = g->pos0 + j;
+            memcpy((uint8_t *)g->pages[k][pos / page] + (size_t)(pos % page) * SCRIPT_TOKEN_BYTES, &g->tokens[j], sizeof *g->tokens);
+        }
+}
+
 static hd_status script_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err) {
     script_model *s = (script_model *)m;
     uint64_t us = s->step_delay_us;
@@ -105,6 +116,7 @@ static hd_status script_forward(model *m, const step *st, uint32_t *bad_seg, hd_
     for (uint32_t i = 0; i < st->n_segs; i++) {
         segment *g = &st->segs[i];
         const script_rule *r = g->row_state;
+        script_write_pages(s, g);
         g->hidden = s->hidden + (uint64_t)n_hidden * SCRIPT_WIDTH;
         for (uint32_t j = g->first_hidden; j < g->end_hidden; j++, n_hidden++)
             script_hidden(g->tokens[j], (uint64_t)g->pos0 + j, s->hidden + (uint64_t)n_hidden * SCRIPT_WIDTH);

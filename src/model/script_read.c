@@ -191,7 +191,7 @@ static hd_status read_delay(const json_t *root, const char *key, uint64_t *us, h
 
 hd_status script_read(script_model *s, const json_t *root, hd_err *err) {
     const json_t *rules = json_object_get(root, "rules"), *dflt = json_object_get(root, "default"),
-                 *ctx = json_object_get(root, "context"), *tmpl = json_object_get(root, "template");
+                 *ctx = json_object_get(root, "context"), *window = json_object_get(root, "window"), *tmpl = json_object_get(root, "template");
     model_info *in = &s->base.info;
     /* Messages joined by a line break. */
     static const char plain[] = "{% for m in messages %}{{ m.content }}{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
@@ -211,6 +211,12 @@ hd_status script_read(script_model *s, const json_t *root, hd_err *err) {
         return st;
     if (ctx && (!json_is_integer(ctx) || json_integer_value(ctx) < 2 || json_integer_value(ctx) > 1 << 24))
         return bad(err, "context", "must be 2 to 16777216");
+    if (window && (!json_is_integer(window) || json_integer_value(window) < 1 || json_integer_value(window) > 1 << 24))
+        return bad(err, "window", "must be 1 to 16777216");
+    if (window) {
+        in->groups[in->n_groups] = in->groups[0];
+        in->groups[in->n_groups++].window = (uint32_t)json_integer_value(window);
+    }
     in->ctx_train = ctx ? (uint32_t)json_integer_value(ctx) : 4096;
     if ((st = read_delay(root, "step_delay_ms", &s->step_delay_us, err)) ||
         (st = read_delay(root, "token_delay_ms", &s->token_delay_us, err)) ||

@@ -1,8 +1,8 @@
 /* judge.c - the invariants: after each turn from outside, and for each event that a reader takes.
  *
  * What must be true is worked out from what was asked for and from what was seen after the turn before.  The engine's
- * insides are looked at for four things only: how far a row has computed, how full a queue is, whether the engine was
- * woken, and what all collecting sessions hold. */
+ * insides are looked at for five things only: how far a row has computed and what its pages hold, how full a queue is,
+ * whether the engine was woken, and what all collecting sessions hold. */
 #include "base/mem.h"
 #include "sim/world.h"
 
@@ -13,6 +13,22 @@ static sim_slot *slot_of(sim_world *w, const char *id) {
     int i = id[0] == 's' ? atoi(id + 1) : -1;
     SIM_CHECK(w, i >= 0 && i < SIM_MAX_SLOTS && w->slot[i].used && !strcmp(w->slot[i].r.id, id), "the view shows '%s', which nobody asked for", id);
     return &w->slot[i];
+}
+
+/* What the row would read is what it thinks: the scripted model writes tokens into pages. */
+static void check_pages(sim_world *w, const row *r) {
+    const executor *x = &w->e->x;
+    for (uint32_t g = 0; g < x->n_groups; g++) {
+        uint32_t window = x->info->groups[g].window, page = x->opt.page_tokens, pos = 0;
+        if (window && r->n_done + 1 > window) pos = r->n_done + 1 - window;
+        for (; pos < r->n_done; pos++) {
+            const char *p = r->pages[g][pos / page];
+            int32_t id = -1;
+            if (p) memcpy(&id, p + pos % page * 1024, sizeof id);
+            SIM_CHECK(w, id == r->tokens[pos], "%s has token %d at %u, its page of group %u has %d", r->s->copy.id, r->tokens[pos],
+                      pos, g, id);
+        }
+    }
 }
 
 void judge_look(sim_world *w) {
@@ -31,6 +47,7 @@ void judge_look(sim_world *w) {
         s->seen.prompt_done = r->prompt_done;
         s->seen.preemptions = r->preemptions;
         s->seen.n_done = w->e->x.rows[i]->n_done;
+        check_pages(w, w->e->x.rows[i]);
         SIM_CHECK(w, r->prompt_tokens == s->r.req.n_prompt, "%s has a prompt of %u tokens", r->id, r->prompt_tokens);
     }
     for (uint32_t i = 0; i < v->n_queue; i++) {
@@ -39,6 +56,7 @@ void judge_look(sim_world *w) {
         SIM_CHECK(w, !s->seen.live, "%s is twice in the view", r->id);
         s->seen.live = true;
         s->seen.preempted = r->phase == ROW_PREEMPTED;
+        s->was_row |= s->seen.preempted; /* it may have come and gone within a turn */
         s->seen.phase = r->phase;
         s->seen.n_done = 0;
     }
@@ -116,19 +134,35 @@ static long long collected(sim_world *w) {
     return n;
 }
 
+/* It waits for a page that another row computes: one that has, or had in this turn, the same tokens up to the end of that
+ * page, and that got on. */
+static bool waits_for_another(const sim_world *w, const sim_slot *s) {
+    uint32_t end = s->seen.n_done + w->p->opt.page_tokens;
+    if (s->seen.phase != ROW_WAITING_PREFIX || w->p->opt.no_cache || s->r.req.no_cache) return false;
+    for (int i = 0; i < SIM_MAX_SLOTS; i++) {
+        const sim_slot *o = &w->slot[i];
+        uint32_t both = o->r.req.n_prompt < s->r.req.n_prompt ? (uint32_t)o->r.req.n_prompt : (uint32_t)s->r.req.n_prompt;
+        if (o == s || !((o->used && o->seen.running) || o->left_now) || o->r.req.no_cache) continue;
+        if ((o->r.req.cache_space != NULL) != (s->r.req.cache_space != NULL)) continue;
+        if (both > end) both = end; /* what a preempted row had generated is not compared */
+        if (!memcmp(o->r.prompt, s->r.prompt, both * sizeof *s->r.prompt)) return true;
+    }
+    return false;
+}
+
 static void check_row(sim_world *w, sim_slot *s, const sim_seen *b, bool stepped, long long held) {
     const sim_seen *a = &s->seen;
     SIM_CHECK(w, a->generated >= b->generated && a->generated <= s->o.cap, "%s went from %u to %u tokens, cap %u", s->r.id,
               b->generated, a->generated, s->o.cap);
     if (s->was_full)
         SIM_CHECK(w, a->generated == b->generated, "%s got a token though its queue was full", s->r.id);
-    if (a->phase == ROW_PAUSED && b->phase != ROW_PAUSED) s->t_paused_us = w->now;
+    if (a->phase == ROW_PAUSED && (b->phase != ROW_PAUSED || a->preemptions != b->preemptions)) s->t_paused_us = w->now;
     if (w->no_memory || a->preemptions != b->preemptions) return;
     if (a->phase != ROW_PAUSED) {
         SIM_CHECK(w, stepped, "%s is not paused, but no step ran", s->r.id);
-        SIM_CHECK(w, a->generated != b->generated || a->n_done != b->n_done || !b->running,
+        SIM_CHECK(w, a->generated != b->generated || a->n_done != b->n_done || !b->running || waits_for_another(w, s),
                   "a step left %s where it was: %u computed, %u tokens", s->r.id, a->n_done, a->generated);
-        SIM_CHECK(w, a->n_done || b->running, "%s was admitted and left out of the step", s->r.id);
+        SIM_CHECK(w, a->n_done || b->running || waits_for_another(w, s), "%s was admitted and left out of the step", s->r.id);
     } else if (s->collect) {
         SIM_CHECK(w, s->r.req.prompt_logits || (held >= (long long)w->p->opt.collect_tokens && !oldest_collecting(w, s)),
                   "%s collects and is paused at %lld of %llu", s->r.id, held, (unsigned long long)w->p->opt.collect_tokens);
@@ -145,12 +179,17 @@ static uint32_t rank_of(const sim_world *w, const sim_slot *s) {
     return steps >= class ? 0 : class - (uint32_t)steps;
 }
 
-static uint64_t projected_pages(const sim_world *w, const sim_slot *s) {
-    uint64_t have = s->r.req.n_prompt + s->seen.generated, more;
-    more = s->max_tokens == GEN_NO_CAP ? w->p->opt.default_max_tokens
-                                       : s->max_tokens > s->seen.generated ? s->max_tokens - s->seen.generated : 0;
+static uint64_t projected_pages(const sim_world *w, const sim_slot *s, uint32_t generated) {
+    uint64_t have = s->r.req.n_prompt + generated, more;
+    more = s->max_tokens == GEN_NO_CAP ? w->p->opt.default_max_tokens : s->max_tokens > generated ? s->max_tokens - generated : 0;
     have = have + more < w->ctx ? have + more : w->ctx;
     return (have + w->p->opt.page_tokens - 1) / w->p->opt.page_tokens;
+}
+
+/* Pages of others that may count for it. */
+static uint64_t may_share(const sim_world *w, const sim_slot *s) {
+    if (w->p->opt.no_cache || s->r.req.no_cache) return 0;
+    return (s->r.req.n_prompt - 1) / w->p->opt.page_tokens;
 }
 
 static bool same_line(const sim_slot *a, const sim_slot *b) {
@@ -158,20 +197,30 @@ static bool same_line(const sim_slot *a, const sim_slot *b) {
     return a->priority == b->priority && !strcmp(x ? x : "", y ? y : "");
 }
 
+/* Behind an older one of its own line it has no claim: that one may have aged into a rank above. */
+static bool heads_its_line(const sim_world *w, const sim_slot *s) {
+    for (int i = 0; i < SIM_MAX_SLOTS; i++) {
+        const sim_slot *o = &w->slot[i];
+        if (o->used && o->seen.live && !o->seen.running && o->order < s->order && same_line(o, s)) return false;
+    }
+    return true;
+}
+
 /* `in` became a row in this turn and had not been one; nobody may have a better claim: of its own line no one older, and
  * of each more urgent rank only those behind a head that needs more pages and has not waited for long. */
 static void check_admission(sim_world *w, const sim_slot *in, const sim_seen *before) {
     const sim_slot *waits[N_PRIORITIES] = {NULL};
     bool blocked[N_PRIORITIES] = {false};
+    uint64_t need = projected_pages(w, in, 0) - may_share(w, in); /* it had generated nothing then */
     for (int i = 0; i < SIM_MAX_SLOTS; i++) {
         const sim_slot *s = &w->slot[i];
         if (s == in || !s->used || !s->seen.live || s->seen.running) continue;
-        if (projected_pages(w, s) > projected_pages(w, in) && w->now - s->t_submit_us < w->p->opt.age_us)
+        if (projected_pages(w, s, s->seen.generated) > need && w->now - s->t_submit_us < w->p->opt.age_us)
             blocked[rank_of(w, s)] = true;
         if (before[i].running || s->seen.preemptions != before[i].preemptions) continue; /* it gave way only now */
         if (same_line(s, in))
             SIM_CHECK(w, s->order > in->order, "%s overtook %s of its own line", in->r.id, s->r.id);
-        waits[rank_of(w, s)] = s;
+        if (heads_its_line(w, s)) waits[rank_of(w, s)] = s;
     }
     for (uint32_t r = 0; r < rank_of(w, in); r++)
         SIM_CHECK(w, !waits[r] || blocked[r], "%s overtook the more urgent %s", in->r.id, waits[r]->r.id);
@@ -207,9 +256,10 @@ static void check_counts(sim_world *w, long long held) {
     SIM_CHECK(w, v->running == v->n_rows && v->waiting == v->n_queue, "the view's lists and its numbers differ");
     SIM_CHECK(w, v->running <= w->p->opt.max_rows, "%u rows run", v->running);
     SIM_CHECK(w, v->running + v->waiting <= w->p->opt.max_rows + w->p->opt.max_queued, "%u wait", v->waiting);
-    SIM_CHECK(w, v->pages_used == pages, "%llu pages are taken, rows hold %llu", (unsigned long long)v->pages_used,
-              (unsigned long long)pages);
-    SIM_CHECK(w, v->kv_bytes_used <= w->p->opt.kv_budget_bytes, "the budget is exceeded");
+    SIM_CHECK(w, v->pages_used + v->pages_shared == pages, "%llu pages are taken and %llu shared, rows hold %llu",
+              (unsigned long long)v->pages_used, (unsigned long long)v->pages_shared, (unsigned long long)pages);
+    SIM_CHECK(w, v->kv_bytes_used + v->kv_bytes_cached <= w->p->opt.kv_budget_bytes, "the budget is exceeded");
+    SIM_CHECK(w, !w->p->opt.no_cache || (!v->pages_cached && !v->pages_shared), "pages are kept though there is no cache");
     SIM_CHECK(w, held == atomic_load(&w->e->pool->held), "collecting sessions hold %lld, %lld are counted", held,
               (long long)atomic_load(&w->e->pool->held));
 }
@@ -319,6 +369,11 @@ static void on_vector(sim_world *w, sim_slot *s, const gen_event *ev) {
     s->read_vector = true;
 }
 
+/* May it take anything up? */
+static bool caches(const sim_world *w, const sim_slot *s) {
+    return !w->p->opt.no_cache && !s->r.req.no_cache && !s->r.req.prompt_logprobs && !s->r.req.prompt_logits;
+}
+
 static void check_natural_end(sim_world *w, sim_slot *s, const gen_event *ev) {
     oracle *o = &s->o;
     sample_result next;
@@ -341,9 +396,15 @@ static void check_natural_end(sim_world *w, sim_slot *s, const gen_event *ev) {
               finish_reason_name(o->decided ? FINISH_STOP : o->finish), o->stop_index);
     SIM_CHECK(w, !s->r.req.prompt_logprobs || s->n_prompt_read + 1 == s->r.req.n_prompt, "%s ended without all scores", s->r.id);
     computed = s->r.req.n_prompt + o->n_generated - (o->n_generated && !o->by_eos);
-    SIM_CHECK(w, s->r.req.method || ev->stats.computed_tokens == computed || (ev->stats.preemptions && ev->stats.computed_tokens > computed),
-              "%s computed %llu positions, not %llu, with %u preemptions", s->r.id, (unsigned long long)ev->stats.computed_tokens,
-              (unsigned long long)computed, ev->stats.preemptions);
+    if (s->r.req.method) return;
+    if (ev->stats.preemptions && caches(w, s)) return; /* what it gave up others may have kept or computed */
+    SIM_CHECK(w, ev->stats.computed_tokens + ev->stats.cached_tokens == computed ||
+                     (ev->stats.preemptions && ev->stats.computed_tokens > computed),
+              "%s computed %llu positions and took up %u, not %llu, with %u preemptions", s->r.id,
+              (unsigned long long)ev->stats.computed_tokens, ev->stats.cached_tokens, (unsigned long long)computed,
+              ev->stats.preemptions);
+    SIM_CHECK(w, ev->stats.cached_tokens < s->r.req.n_prompt, "%s computed nothing of its prompt", s->r.id);
+    SIM_CHECK(w, caches(w, s) || !ev->stats.cached_tokens, "%s took up %u tokens", s->r.id, ev->stats.cached_tokens);
 }
 
 /* Scoring a prompt takes the logits of its last position too, also when nothing is to be generated. */

@@ -28,10 +28,12 @@ static void make_sampling(sampling_params *p, logit_bias *bias, uint64_t *s) {
     p->n_bias = 2;
 }
 
+/* Many begin like others: one of four beginnings, of any length. */
 static void make_prompt(sim_request *r, uint64_t *s) {
     static const int32_t fill[] = {V_X, V_A, V_B, V_C};
-    uint32_t n = 1 + sim_below(s, sim_chance(s, 80) ? 20 : SIM_MAX_PROMPT);
-    for (uint32_t i = 0; i < n; i++) r->prompt[i] = fill[sim_below(s, 4)];
+    uint32_t n = 1 + sim_below(s, sim_chance(s, 80) ? 20 : SIM_MAX_PROMPT), same = sim_chance(s, 70) ? sim_below(s, n + 1) : 0;
+    uint64_t beginning = sim_below(s, 4);
+    for (uint32_t i = 0; i < n; i++) r->prompt[i] = fill[sim_below(i < same ? &beginning : s, 4)];
     if (sim_chance(s, 85)) r->prompt[sim_below(s, n)] = V_MARK0 + (int32_t)sim_below(s, SIM_MAX_RULES);
     if (sim_chance(s, 25)) r->prompt[sim_below(s, n)] = V_MARK0 + 1; /* the rule that may fill a queue's text */
     r->req.prompt = r->prompt;
@@ -82,6 +84,8 @@ void sim_request_make(sim_request *r, uint64_t arg, uint32_t i, uint32_t slot) {
     r->req.sampling.sample_index += i;
     make_ends(r, &s);
     r->req.priority = (gen_priority)(sim_chance(&s, 60) ? 0 : (int)sim_below(&s, 3) - 1);
+    r->req.no_cache = sim_chance(&s, 10);
+    r->req.cache_space = sim_chance(&s, 15) ? "other" : NULL;
     r->req.share = shares[sim_chance(&s, 50) ? 0 : sim_below(&s, 3)];
     r->req.collect = sim_chance(&s, 15);
     r->source = sim_chance(&s, 20) ? (int)sim_below(&s, SIM_SOURCES) : -1;

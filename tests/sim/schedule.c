@@ -96,8 +96,9 @@ hd_status sim_model_open(const sim_plan *p, model **out, hd_err *err) {
         fclose(f);
     }
     f = open_memstream(&json, &n);
-    fprintf(f, "{\"vocab\":[%s],\"special\":{\"bos\":%d,\"eos\":[%d,%d]},\"context\":%u,\"rules\":[", vocab, V_BOS, V_EOS, V_EOT,
-            SIM_MAX_PROMPT);
+    fprintf(f, "{\"vocab\":[%s],\"special\":{\"bos\":%d,\"eos\":[%d,%d]},\"context\":%u,", vocab, V_BOS, V_EOS, V_EOT, SIM_MAX_PROMPT);
+    if (p->window) fprintf(f, "\"window\":%u,", p->window);
+    fprintf(f, "\"rules\":[");
     for (uint32_t i = 0; i + 1 < p->n_rules; i++) {
         fprintf(f, "%s{\"match\":\"%s\",", i ? "," : "", texts[V_MARK0 + i]);
         json_rule(f, &p->rules[i]);
@@ -114,7 +115,7 @@ hd_status sim_model_open(const sim_plan *p, model **out, hd_err *err) {
 
 /* ---- the engine ---- */
 
-static void make_options(engine_options *o, uint64_t *s) {
+static void make_options(engine_options *o, uint64_t *s, uint32_t n_groups) {
     static const uint32_t steps[] = {1, 2, 3, 5, 8, 32}, pages[] = {1, 2, 4, 8};
     uint64_t stride;
     memset(o, 0, sizeof *o);
@@ -126,11 +127,12 @@ static void make_options(engine_options *o, uint64_t *s) {
     o->default_max_tokens = 1 + sim_below(s, 20);
     stride = (uint64_t)(o->page_tokens < 4 ? 4 : o->page_tokens) * 1024; /* a page is at least 4 KiB of address space */
     /* From one short row to plenty. */
-    o->kv_budget_bytes = stride * (2 + sim_below(s, sim_chance(s, 50) ? 100 / o->page_tokens : 400 / o->page_tokens));
+    o->kv_budget_bytes = n_groups * stride * (2 + sim_below(s, sim_chance(s, 50) ? 100 / o->page_tokens : 400 / o->page_tokens));
     o->idle_timeout_us = (1 + sim_below(s, 5)) * 1000000u;
     o->age_us = (1 + sim_below(s, 10)) * 500000u;
     o->collect_tokens = 1 + sim_below(s, 40);
     o->max_leases_queued = 1 + sim_below(s, 4);
+    o->no_cache = sim_chance(s, 20);
     o->manual = true;
 }
 
@@ -207,7 +209,8 @@ static sim_event random_event(uint64_t *s, numbers *n) {
 }
 
 static void make_world(sim_plan *p, uint64_t *s) {
-    make_options(&p->opt, s);
+    if (sim_chance(s, 40)) p->window = 1 + sim_below(s, 24);
+    make_options(&p->opt, s, p->window ? 2 : 1);
     p->max_leases = sim_below(s, 6);
     p->n_rules = 1 + sim_below(s, SIM_MAX_RULES);
     for (uint32_t i = 0; i < p->n_rules; i++) make_rule(&p->rules[i], s, i == 1 && sim_chance(s, 60));

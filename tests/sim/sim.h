@@ -96,6 +96,7 @@ typedef struct {
     uint64_t seed;
     engine_options opt;
     uint32_t max_leases; /* of the second coordinator */
+    uint32_t window;     /* of the model's second layer group; 0: it has none */
     uint32_t n_rules;    /* the last is the default; rule i < n_rules - 1 matches mark i */
     sim_rule rules[SIM_MAX_RULES];
     uint32_t n_events;

@@ -39,6 +39,7 @@ void run_result_add(run_result *r, const gen_event *ev) {
     r->stop_index = ev->stop_index;
     r->ended_by_eos = ev->ended_by_eos;
     r->generated_tokens = ev->stats.generated_tokens;
+    r->cached_tokens = ev->stats.cached_tokens;
     r->err = ev->err;
 }
 

@@ -16,6 +16,7 @@ typedef struct {
     int32_t stop_index;
     bool ended_by_eos;
     uint32_t generated_tokens;
+    uint32_t cached_tokens; /* not compared: when, not what */
     hd_err err;
 } run_result;
 

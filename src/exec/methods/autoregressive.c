@@ -74,5 +74,10 @@ static void ar_consume(row *r, const segment *g) {
     if (row_sample(r, g->logits + (uint64_t)(g->n - 1 - g->first_logits) * r->x->info->n_vocab, &s)) row_publish(r, &s);
 }
 
+/* Scores are of every position: nothing may be skipped. */
+static uint32_t ar_skips(const session *s, uint32_t n_tokens) {
+    return s->copy.req.prompt_logprobs || s->copy.req.prompt_logits ? 0 : n_tokens;
+}
+
 const gen_method method_autoregressive = {.name = "autoregressive", .open = ar_open, .close = ar_close, .plan = ar_plan,
-                                          .consume = ar_consume, .tail = row_tail};
+                                          .consume = ar_consume, .tail = row_tail, .skips = ar_skips};

@@ -81,7 +81,7 @@ static void gather(row *r, const segment *g) {
     embedding_state *e = r->mstate;
     uint32_t width = r->x->info->width;
     if (!g->pos0) memset(e->sum, 0, width * sizeof *e->sum);
-    HD_ASSERT(!g->pos0 || g->pos0 == e->next);
+    HD_ASSERT(e->pooling != EMBEDDING_MEAN || !g->pos0 || g->pos0 == e->next);
     e->next = g->pos0 + g->n;
     for (uint32_t j = g->first_hidden; j < g->end_hidden; j++) {
         const float *h = g->hidden + (uint64_t)(j - g->first_hidden) * width;
@@ -117,5 +117,9 @@ static void emb_consume(row *r, const segment *g) {
     row_end(r, FINISH_STOP);
 }
 
+static uint32_t emb_skips(const session *s, uint32_t n_tokens) {
+    return (s->copy.req.method_arg & ~(uint64_t)EMBEDDING_RAW) == EMBEDDING_LAST ? n_tokens : 0;
+}
+
 const gen_method method_embedding = {.name = "embedding", .check = check, .open = emb_open, .close = emb_close,
-                                     .plan = emb_plan, .consume = emb_consume};
+                                     .plan = emb_plan, .consume = emb_consume, .skips = emb_skips};
