@@ -181,11 +181,11 @@ enum {
     HEDDLE_KV_Q4 = 5
 };
 
-/* Limits.  0 takes the default named beside it. */
+/* Limits.  0 takes the default named beside it; HEDDLE_FOREVER is a time that never comes. */
 typedef struct heddle_engine_options {
     size_t size;
     uint32_t max_rows;           /* requests that run together: 16 */
-    uint32_t max_queued;         /* requests that wait beside them: 256 */
+    uint32_t max_queued;         /* requests that wait beside them: 256; at most 1,048,576 */
     uint32_t step_tokens;        /* tokens computed in one step: 256 */
     uint32_t default_max_tokens; /* what is set aside for a request without a cap: 512 */
     uint64_t kv_budget_bytes;    /* attention state of all requests: half of (memory limit - weights) */

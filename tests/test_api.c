@@ -637,6 +637,7 @@ static void wrong_fields(void **state) {
     } while (0)
     ENGINE_REFUSED("page_tokens", o.page_tokens = 3);
     ENGINE_REFUSED("max_rows", o.max_rows = 1000000);
+    ENGINE_REFUSED("max_queued", o.max_queued = UINT32_MAX);
     ENGINE_REFUSED("kv_budget_bytes", o.kv_budget_bytes = 10);
     ENGINE_REFUSED("size", o.size = 0);
     OK(heddle_engine_open(&e, m, NULL, &err)); /* a refused engine does not hold its model */

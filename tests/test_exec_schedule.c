@@ -501,6 +501,37 @@ static void a_priority_changes_in_the_line(void **state) {
     close_bench(&b);
 }
 
+/* Times of "never": who pauses is not cancelled, who waits does not age, and nothing is due at once for ever. */
+static void times_that_never_come(void **state) {
+    bench b;
+    gen_request r = asks(2, 1000), low = asks(2, 3);
+    uint64_t wait = 0;
+    engine_view v = {0};
+    (void)state;
+    open_bench(&b, NULL, (engine_options){.max_rows = 1, .idle_timeout_us = UINT64_MAX, .age_us = UINT64_MAX, .stuck_timeout_us = UINT64_MAX});
+    r.total_timeout_us = r.first_token_timeout_us = r.queue_timeout_us = UINT64_MAX;
+    submit(&b, 0, &r);
+    low.priority = PRIORITY_LOW;
+    submit(&b, 1, &low);
+    for (int k = 0; k < 4; k++) { /* until it pauses, as nobody reads; then still */
+        for (int i = 0; i < 600; i++) wait = engine_turn(b.e);
+        assert_true(wait > 1000 * SECOND);
+        b.now += 1000 * SECOND;
+    }
+    engine_look(b.e, &v);
+    assert_int_equal(v.running, 1);
+    assert_int_equal(v.waiting, 1);
+    assert_int_equal(v.pauses_total, 1);
+    assert_false(v.failed);
+    session_set_priority(b.s[1], PRIORITY_NORMAL); /* older ones of its class are still first */
+    for (int i = 0; i < 600; i++) wait = engine_turn(b.e);
+    assert_true(wait > 1000 * SECOND);
+    turn(&b, 3000);
+    assert_int_equal(b.end[0].finish, FINISH_LENGTH);
+    assert_int_equal(b.end[1].finish, FINISH_LENGTH);
+    close_bench(&b);
+}
+
 /* ---- collecting ---- */
 
 static void collecting_rows_share_a_bound_and_the_oldest_goes_on(void **state) {
@@ -752,6 +783,7 @@ int main(void) {
         cmocka_unit_test(growth_preempts_the_youngest),
         cmocka_unit_test(a_cap_is_raised_while_it_runs_and_while_it_waits),
         cmocka_unit_test(a_stop_ends_it_with_what_is_there),
+        cmocka_unit_test(times_that_never_come),
         cmocka_unit_test(forced_tokens_come_next),
         cmocka_unit_test(forced_tokens_wait_in_order),
         cmocka_unit_test(forced_tokens_end_as_others_do),

@@ -160,7 +160,7 @@ int cmd_serve(int argc, char **argv) {
     so.aliases = aliases.items;
     so.n_aliases = aliases.n;
     so.cors_origin = cors;
-    raise_file_limit((max_connections ? max_connections : 1024) + SPARE_FILES);
+    raise_file_limit((uint64_t)(max_connections ? max_connections : 1024) + SPARE_FILES);
 
     /* All threads inherit the mask: stop signals are taken here and nowhere else, SIGPIPE by nobody. */
     sigemptyset(&stops);

@@ -23,10 +23,12 @@ typedef struct engine engine;
 typedef struct session session;
 typedef struct gen_method gen_method; /* exec/row.h: an algorithm that produces a request's output */
 
-/* Limits and their defaults (0 takes the default). */
+enum { ENGINE_MAX_QUEUED = 1 << 20 }; /* sums with rows stay far below 32 bits; who looks copies so many */
+
+/* Limits and their defaults (0 takes the default).  UINT64_MAX is a time that never comes. */
 typedef struct {
     uint32_t max_rows;           /* rows in a step: 16 */
-    uint32_t max_queued;         /* waiting requests: 256 */
+    uint32_t max_queued;         /* waiting requests: 256; at most ENGINE_MAX_QUEUED */
     uint32_t step_tokens;        /* tokens per step: 256 */
     uint32_t default_max_tokens; /* projection of a request that names no cap: 512 */
     uint64_t kv_budget_bytes;    /* pages of all rows: half of (memory limit - weights) */

@@ -30,6 +30,9 @@ uint64_t executor_project(const executor *x, uint32_t n_tokens) {
     return bytes;
 }
 
+/* A time that may be "never": far off, and still safe to add to a clock three times (line.c). */
+static uint64_t far(uint64_t us) { return us < UINT64_MAX / 8 ? us : UINT64_MAX / 8; }
+
 static void fill_defaults(executor *x, const engine_options *opt) {
     engine_options *o = &x->opt;
     uint64_t limit = hd_memory_limit(), weights = x->info->weight_bytes;
@@ -50,6 +53,9 @@ static void fill_defaults(executor *x, const engine_options *opt) {
     if (!o->idle_timeout_us) o->idle_timeout_us = 30u * 1000000;
     if (!o->stuck_timeout_us) o->stuck_timeout_us = 120u * 1000000;
     if (!o->age_us) o->age_us = 10u * 1000000;
+    o->idle_timeout_us = far(o->idle_timeout_us);
+    o->stuck_timeout_us = far(o->stuck_timeout_us);
+    o->age_us = far(o->age_us);
     if (!o->collect_tokens) o->collect_tokens = 65536;
     if (!o->max_leases_queued) o->max_leases_queued = 64;
     if (!o->clock) o->clock = &hd_clock_real;
@@ -59,6 +65,8 @@ static void fill_defaults(executor *x, const engine_options *opt) {
 
 static hd_status check_options(const engine_options *o, hd_err *err) {
     if (o->max_rows > 4096) return hd_fail_field(err, HD_INVALID, "max-rows", "max-rows must be at most 4096");
+    if (o->max_queued > ENGINE_MAX_QUEUED)
+        return hd_fail_field(err, HD_INVALID, "max-queued", "max-queued must be at most %d", ENGINE_MAX_QUEUED);
     if (o->step_tokens > 65536) return hd_fail_field(err, HD_INVALID, "step-tokens", "step-tokens must be at most 65536");
     if (o->page_tokens & (o->page_tokens - 1) || o->page_tokens > 4096)
         return hd_fail_field(err, HD_INVALID, "page-tokens", "page-tokens must be a power of two up to 4096");
