@@ -9,6 +9,7 @@
  *   with block scales (q8, q4; c is the block of d, K[j][d] and V[j][d] the integers) instead
  *     s[j] = sum over c ascending, by fma from 0, of ck[j][c] (sum over d of c ascending, by fma from 0, of q[d] K[j][d])
  *     o[d] = sum over j ascending, by fma from 0, of (p[j] cv[j][c]) V[j][d]
+ *   (q4: q is turned before, and the output in the end: kv_turn)
  *   blocks are merged in ascending order into (M, L, O), which starts as the first block's (m, l, o):
  *     M' = max(M, m);  a = exp(M - M');  b = exp(m - M');  L = fma(l, b, L a);  O = fma(o, b, O a)
  *   a sink merges last, like a block with m = sink, l = 1, o = 0;  out = O (a (1 / L)), a = 1 without a sink

@@ -1,7 +1,8 @@
 /* kv_int.h - how keys and values lie in a page, scheme by scheme, and how a position gets there.
  *
  * f16, f32, bf16 keep each value by itself, rounded to nearest even.  q8 and q4 cut a position's head_dim into blocks of
- * 32 (the last may be shorter), each an f16 scale and integers: value = scale * integer.  A block belongs to one position,
+ * 32 (the last may be shorter), each an f16 scale and integers: value = scale * integer; q4 turns the block before
+ * (kv_turn).  A block belongs to one position,
  * and no byte is shared by two: what is stored depends on that key or value alone, and threads may store neighbours.
  *
  * Layout for one layer and kv head; B = min(16, page_tokens), a chunk is 16 dimensions (8 at the end of an odd head_dim):
@@ -76,6 +77,41 @@ static inline size_t kv_v_at(const kv_shape *s, uint32_t slot, uint32_t d) {
 static inline size_t kv_v_scale_at(const kv_shape *s, uint32_t slot, uint32_t c) {
     return (size_t)c * (KV_BLOCK / KV_LANES * kv_v_run(s, KV_LANES) + KV_SCALE_BYTES) * s->page_tokens +
            (size_t)slot * KV_SCALE_BYTES;
+}
+
+/* q4 keeps blocks turned by a Hadamard matrix: a key or value of few large dimensions, which would leave the others nothing
+ * of the grid, becomes one of many middling ones.  Signs go before it, so that what is alike in all dimensions, or alternates,
+ * does not become one large value: their product with any row of the matrix is at most a quarter of the whole (the sign of i
+ * is that of the quadratic form i0 i1 + i2 i3 of its bits).  A query turned likewise has the same products with the keys, and
+ * what is summed from turned values is turned back: the matrix is its own inverse but for a factor.
+ *
+ * In runs of 32 values (of 16 or 8 at a short block's end): on the way in signs, then sums and differences at distances 1, 2,
+ * 4, 8, 16 (less than the run), then a power of two; on the way back signs last.  A key and a query, or a value in and back,
+ * share the factor 1 / run.  out may be x. */
+typedef enum { KV_TURN_STORED, KV_TURN_QUERY, KV_TURN_BACK } kv_turn_way;
+#define KV_TURN_SIGNS 0x78887888u /* bit i: value i changes its sign */
+static inline uint32_t kv_turn_width(uint32_t left) { return left >= 32 ? 32 : left >= 16 ? 16 : 8; }
+static inline float kv_turn_factor(uint32_t width, kv_turn_way way) {
+    if (way == KV_TURN_STORED) return width == 32 ? 0.125f : 0.25f;
+    return width == 8 ? 0.5f : 0.25f;
+}
+static inline void kv_turn(const float *x, float *out, uint32_t n, kv_turn_way way) {
+    for (uint32_t i = 0, w; i < n; i += w) {
+        float y[KV_BLOCK];
+        w = kv_turn_width(n - i);
+        for (uint32_t j = 0; j < w; j++) y[j] = way != KV_TURN_BACK && KV_TURN_SIGNS >> j & 1 ? -x[i + j] : x[i + j];
+        for (uint32_t h = 1; h < w; h *= 2)
+            for (uint32_t j = 0; j < w; j++) {
+                float a = y[j], b = y[j | h];
+                if (j & h) continue;
+                y[j] = a + b;
+                y[j | h] = a - b;
+            }
+        for (uint32_t j = 0; j < w; j++) {
+            float z = y[j] * kv_turn_factor(w, way);
+            out[i + j] = way == KV_TURN_BACK && KV_TURN_SIGNS >> j & 1 ? -z : z;
+        }
+    }
 }
 
 /* q4: fractions of a block's extreme value that are tried as its step.  -8 puts it on the grid's end; more clips it for a

@@ -8,6 +8,7 @@
  * anywhere.
  * Read: run, tile_block, scores, softmax_row, values. */
 #include "kernels/avx2/attn_loops.h"
+#include "kernels/avx2/kv_turn_avx2.h"
 
 #include <string.h>
 
@@ -38,6 +39,7 @@ typedef struct {
     float scaled[TILE_ROWS][ATTN_BLOCK];         /* q8, q4: p times the scale of a position's value block */
     float widened[ATTN_HEAD_MAX * KV_LANES];     /* q8, q4 as f32: K of 16 positions, or V of a block for 16 dimensions */
     char k[ATTN_HEAD_MAX * KV_LANES * 4];        /* K of 16 positions gathered from pages smaller than that */
+    float turned[TILE_ROWS][ATTN_HEAD_MAX];      /* q4: the queries */
     const float *q[TILE_ROWS];
     float *out[TILE_ROWS];
     float big_m[TILE_ROWS], big_l[TILE_ROWS];
@@ -360,6 +362,10 @@ static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint
         }
         lo = sooner(lo, t->lo[r]);
         hi = later(hi, t->hi[r]);
+        if (job->shape.scheme == KV_Q4) {
+            kv_turn_avx2(t->q[r], t->turned[r], head_dim, KV_TURN_QUERY);
+            t->q[r] = t->turned[r];
+        }
     }
     t->n_groups = (t->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
     for (uint32_t g = 0, r = 0; g < t->n_groups; g++) {
@@ -370,9 +376,11 @@ static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint
     t->seen_lo = lo;
     t->seen_hi = hi;
     for (uint32_t base = lo / ATTN_BLOCK * ATTN_BLOCK; base < hi; base += ATTN_BLOCK) tile_block(job, t, base);
-    for (uint32_t r = 0; r < t->n_rows; r++)
-        if (t->lo[r] < t->hi[r])
-            finish_row(t->out[r], t->big_m[r], t->big_l[r], job->sinks ? &job->sinks[h0 + r % n_heads] : NULL, head_dim);
+    for (uint32_t r = 0; r < t->n_rows; r++) {
+        if (t->lo[r] >= t->hi[r]) continue;
+        finish_row(t->out[r], t->big_m[r], t->big_l[r], job->sinks ? &job->sinks[h0 + r % n_heads] : NULL, head_dim);
+        if (job->shape.scheme == KV_Q4) kv_turn_avx2(t->out[r], t->out[r], head_dim, KV_TURN_BACK);
+    }
 }
 
 static void run(const attn_job *job, void *scratch) {

@@ -1,5 +1,6 @@
 /* kv_avx2.c - storing a position's key and value with 8-wide registers, to the bits of kv_generic.c. */
 #include "kernels/attn_int.h"
+#include "kernels/avx2/kv_turn_avx2.h"
 #include "kernels/avx2/math_avx2.h"
 
 #include <string.h>
@@ -118,6 +119,13 @@ static void store_blocked(const kv_shape *s, char *k, char *v, uint32_t slot, co
 }
 
 void kv_store_avx2(const kv_shape *s, void *k, void *v, uint32_t slot, const float *key, const float *value) {
+    float turned[2][ATTN_HEAD_MAX];
+    if (s->scheme == KV_Q4) {
+        kv_turn_avx2(key, turned[0], s->head_dim, KV_TURN_STORED);
+        kv_turn_avx2(value, turned[1], s->head_dim, KV_TURN_STORED);
+        key = turned[0];
+        value = turned[1];
+    }
     if (kv_blocked(s)) store_blocked(s, k, v, slot, key, value);
     else if (s->scheme == KV_F32) kv_store_generic(s, k, v, slot, key, value);
     else store_16_bits(s, k, v, slot, key, value);

@@ -86,11 +86,15 @@ static uint32_t block_end(uint32_t lo, uint32_t hi) {
 
 static void one(const attn_job *job, const float *q, float *out, uint32_t pos, const float *sink) {
     uint32_t head_dim = job->shape.head_dim, lo, hi, end;
-    float o[ATTN_HEAD_MAX], big_m, big_l, a, b, m, l;
+    float o[ATTN_HEAD_MAX], turned[ATTN_HEAD_MAX], big_m, big_l, a, b, m, l;
     attn_visible(job, pos, &lo, &hi);
     if (lo >= hi) { /* sees nothing */
         for (uint32_t d = 0; d < head_dim; d++) out[d] = 0;
         return;
+    }
+    if (job->shape.scheme == KV_Q4) {
+        kv_turn(q, turned, head_dim, KV_TURN_QUERY);
+        q = turned;
     }
     end = block_end(lo, hi);
     block(job, q, lo, end, &big_m, &big_l, out);
@@ -113,6 +117,7 @@ static void one(const attn_job *job, const float *q, float *out, uint32_t pos, c
     }
     float inv = a * (1.0f / big_l);
     for (uint32_t d = 0; d < head_dim; d++) out[d] *= inv;
+    if (job->shape.scheme == KV_Q4) kv_turn(out, out, head_dim, KV_TURN_BACK);
 }
 
 static void run(const attn_job *job, void *scratch) {

@@ -77,7 +77,14 @@ static void store_blocked(const kv_shape *s, char *k, char *v, uint32_t slot, co
 }
 
 void kv_store_generic(const kv_shape *s, void *k, void *v, uint32_t slot, const float *key, const float *value) {
-    if (kv_blocked(s)) {
+    if (s->scheme == KV_Q4) {
+        float turned[2][ATTN_HEAD_MAX];
+        kv_turn(key, turned[0], s->head_dim, KV_TURN_STORED);
+        kv_turn(value, turned[1], s->head_dim, KV_TURN_STORED);
+        store_blocked(s, k, v, slot, turned[0], turned[1]);
+        return;
+    }
+    if (s->scheme == KV_Q8) {
         store_blocked(s, k, v, slot, key, value);
         return;
     }
