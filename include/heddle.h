@@ -198,6 +198,7 @@ typedef struct heddle_engine_options {
     uint64_t age_us;             /* waiting so long lifts a request by one priority: 10 s */
     uint64_t collect_tokens;     /* unread output of all collecting sessions together, in tokens: 65,536 */
     int32_t kv_type_sliding;     /* of layers with a sliding window: as kv_type */
+    int no_cache;                /* nothing that was computed is kept for, or shared with, other requests */
 } heddle_engine_options;
 
 /* An engine on m, with its thread.  m is kept until heddle_engine_close; a model has at most one engine at a time
@@ -220,7 +221,8 @@ typedef struct heddle_counters {
     uint32_t exclusive_waiting;              /* exclusive jobs that wait or run */
     int draining;
     int failed;                              /* there was work and no step finished within stuck_timeout_us */
-    uint64_t pages_total, pages_used, pages_cached, pages_shared;
+    uint64_t pages_total, pages_used, pages_cached; /* used: by requests that run, each once; cached: by none */
+    uint64_t pages_shared;                   /* how many more would be used if nothing were shared */
     uint64_t kv_bytes_total, kv_bytes_used;
     uint64_t steps;
     uint32_t step_tokens_last;
@@ -327,6 +329,9 @@ typedef struct heddle_request {
      * call anything of heddle's. */
     void (*notify)(void *ctx);
     void *notify_ctx;
+
+    const char *cache_space;                   /* computed prefixes are shared among requests of one name; NULL: ""; at most 63 bytes */
+    int no_cache;                              /* takes nothing up and leaves nothing behind */
 } heddle_request;
 HEDDLE_API void heddle_request_init(heddle_request *r, size_t size);
 #define HEDDLE_REQUEST_INIT(r) heddle_request_init((r), sizeof *(r))

@@ -16,6 +16,7 @@ typedef struct {
     uint64_t kv_budget;
     uint64_t stuck_timeout_us; /* 0: the engine's own */
     const char *kv_type, *state_dir, *isa;
+    bool no_cache;             /* --no-cache: every prompt is computed anew */
     const char *trace_path;    /* --trace: opened and closed with the model, unless trace is given */
     trace *trace;              /* borrowed */
 } model_opts;
@@ -24,7 +25,7 @@ typedef struct {
         {"--kv-budget", OPT_SIZE, &(m).kv_budget, NULL}, {"--kv-type", OPT_STR, &(m).kv_type, NULL},                   \
         {"--step-tokens", OPT_UINT, &(m).step_tokens, NULL}, {"--max-rows", OPT_UINT, &(m).max_rows, NULL},            \
         {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
-        {"--page-tokens", OPT_UINT, &(m).page_tokens, NULL}
+        {"--page-tokens", OPT_UINT, &(m).page_tokens, NULL}, {"--no-cache", OPT_FLAG, &(m).no_cache, NULL}
 #define TRACE_OPT_DEF(m) {"--trace", OPT_STR, &(m).trace_path, NULL}
 
 /* ---- a loaded model (loaded.c) ---- */

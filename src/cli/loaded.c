@@ -31,7 +31,7 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
     engine_options eo = {.max_rows = o->max_rows, .max_queued = o->max_queued, .step_tokens = o->step_tokens,
                          .default_max_tokens = o->default_max_tokens, .kv_budget_bytes = o->kv_budget,
                          .page_tokens = o->page_tokens, .ctx = o->ctx, .stuck_timeout_us = o->stuck_timeout_us,
-                         .trace = o->trace};
+                         .no_cache = o->no_cache, .trace = o->trace};
     uint64_t t0 = hd_now_us(&hd_clock_real);
     hd_err err;
     memset(l, 0, sizeof *l);

@@ -91,6 +91,7 @@ heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const hed
                           .stuck_timeout_us = o.stuck_timeout_us,
                           .age_us = o.age_us,
                           .collect_tokens = o.collect_tokens,
+                          .no_cache = o.no_cache,
                           .max_leases_queued = o.max_exclusive};
     if (!(e = hd_calloc(1, sizeof *e))) {
         st = hd_fail(&he, HD_NOMEM, "no memory for an engine");
@@ -249,6 +250,8 @@ static gen_request to_engine(const heddle_request *r) {
     q.method_arg = r->method_arg;
     q.priority = (gen_priority)r->priority;
     q.share = r->share;
+    q.cache_space = r->cache_space;
+    q.no_cache = r->no_cache;
     q.collect = r->collect;
     q.cancel = (cancellation *)r->cancel;
     q.id = r->id ? r->id : "";

@@ -200,6 +200,8 @@ typedef struct {
     const char *method;        /* static text */
     gen_priority priority;
     uint32_t prompt_tokens, prompt_done, cached_tokens, generated_tokens, pages, preemptions;
+    const char *cache_miss;    /* as in gen_stats; NULL of a waiting one */
+    uint32_t cache_miss_at;
     const char *wait_reason;   /* queue entries: "rows", "pages", "order", "exclusive_job", "draining"; static text */
     uint64_t waited_ms, expected_wait_ms;
 } row_view;

@@ -17,6 +17,8 @@ static void view_row(const executor *x, const row *r, row_view *w) {
     w->prompt_done = r->n_done < r->n_prompt ? r->n_done : r->n_prompt;
     w->generated_tokens = r->n_generated;
     w->cached_tokens = r->n_taken;
+    w->cache_miss = prefix_miss_name(r->miss);
+    w->cache_miss_at = r->miss_at;
     w->preemptions = r->preemptions;
     for (uint32_t g = 0; g < x->n_groups; g++) w->pages += r->n_pages[g] - r->first_page[g];
 }

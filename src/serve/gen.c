@@ -214,6 +214,8 @@ static void fill_request(gen *g, uint32_t i, char id[64], gen_request *r) {
                        .method_arg = p->method_arg,
                        .priority = p->priority,
                        .share = p->share,
+                       .cache_space = p->space,
+                       .no_cache = p->no_cache,
                        .prompt = prompt->ids.ids,
                        .n_prompt = prompt->ids.n,
                        .max_tokens = p->max_tokens,

@@ -2,6 +2,7 @@
 #include "serve/metrics.h"
 
 #include "base/mem.h"
+#include "state/prefix.h"
 
 #include <math.h>
 #include <string.h>
@@ -41,6 +42,7 @@ struct metrics {
     uint64_t refused_connections;
     uint64_t prompt_tokens, cached_tokens, generated_tokens, paused_us, preemptions;
     uint64_t finished[2]; /* stop, length */
+    uint64_t misses[N_PREFIX_MISSES];
     hist h[N_HISTS];
 };
 
@@ -64,6 +66,7 @@ void metrics_generation(metrics *m, const gen *g, const choice *ch) {
     (void)g;
     m->prompt_tokens += s->prompt_tokens;
     m->cached_tokens += s->cached_tokens;
+    for (int i = 0; i < N_PREFIX_MISSES; i++) m->misses[i] += s->cache_miss == prefix_miss_name((prefix_miss)i);
     m->generated_tokens += s->generated_tokens;
     m->paused_us += s->paused_us;
     m->preemptions += s->preemptions;
@@ -204,6 +207,13 @@ void metrics_write(server *s, hd_buf *b) {
     one(b, l, "heddle:faults_contained_total", "counter", "rows ended by a failing step, others went on", (double)v.faults_contained);
     one(b, l, "heddle:exclusive_jobs_total", "counter", "exclusive jobs run", (double)v.exclusive_total);
     one(b, l, "heddle:exclusive_jobs_waiting", "gauge", "exclusive jobs that wait or run", v.leases_waiting);
+    one(b, l, "heddle:kv_pages_shared", "gauge", "pages saved by rows that share", (double)v.pages_shared);
+    one(b, l, "heddle:kv_pages_evicted_total", "counter", "cached pages that made room", (double)v.pages_evicted);
+    one(b, l, "heddle:kv_cached_bytes", "gauge", "bytes of KV kept for reuse", (double)v.kv_bytes_cached);
+    head(b, "heddle:prefix_cache_misses_total", "counter", "prompts by why no more of them was cached");
+    for (int i = 0; i < N_PREFIX_MISSES; i++)
+        buf_fmt(b, "heddle:prefix_cache_misses_total{%s,reason=\"%s\"} %llu\n", l, prefix_miss_name((prefix_miss)i),
+                (unsigned long long)m->misses[i]);
     write_queue(b, l, &v);
     head(b, "heddle:requests_cancelled_total", "counter", "generations cancelled, by reason");
     for (int i = 1; i <= CANCEL_FAILED; i++)

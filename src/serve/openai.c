@@ -72,6 +72,10 @@ void openai_usage(jsonw *w, const gen *g) {
     jsonw_key(w, "total_tokens"), jsonw_uint(w, prompt + completion);
     jsonw_key(w, "prompt_tokens_details"), jsonw_obj(w);
     jsonw_key(w, "cached_tokens"), jsonw_uint(w, cached);
+    if (g->choices[0].stats.cache_miss) { /* ours: why not more */
+        jsonw_key(w, "cache_miss"), jsonw_str(w, g->choices[0].stats.cache_miss);
+        jsonw_key(w, "cache_miss_at"), jsonw_uint(w, g->choices[0].stats.cache_miss_at);
+    }
     jsonw_obj_end(w);
     jsonw_key(w, "completion_tokens_details"), jsonw_obj(w);
     jsonw_key(w, "reasoning_tokens"), jsonw_uint(w, 0);

@@ -189,23 +189,33 @@ bool req_priority(const json_t *o, gen_priority *p, serve_error *e) {
     return bad_field(e, "priority", "priority must be \"high\", \"normal\", \"low\" or an integer between -1 and 1");
 }
 
-/* Salted, so that nobody can choose a `user` that lands in somebody else's share, and the digest tells nothing. */
-bool request_read_class(server *s, const json_t *body, size_t key, gen_params *p, serve_error *e) {
-    const char *user = NULL;
-    size_t n_user = 0;
+/* Of the API key and a name that the client chose; "" where there is neither.  Salted, so that nobody can choose a name
+ * that lands on somebody else's digest, and the digest tells nothing. */
+static bool class_digest(const server *s, size_t key, const char *name, size_t n, char out[40], serve_error *e) {
     XXH3_state_t *h;
     XXH128_hash_t d;
-    if (!req_priority(body, &p->priority, e) || !req_str(body, "user", &user, &n_user, e)) return false;
-    if (!key && !n_user) return true;
+    if (!key && !n) return true;
     if (!(h = XXH3_createState())) return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
     XXH3_128bits_reset_withSeed(h, s->share_salt);
     if (key) XXH3_128bits_update(h, s->keys[key - 1], strlen(s->keys[key - 1]) + 1);
     else XXH3_128bits_update(h, "", 1);
-    if (n_user) XXH3_128bits_update(h, user, n_user);
+    if (n) XXH3_128bits_update(h, name, n);
     d = XXH3_128bits_digest(h);
     XXH3_freeState(h);
-    snprintf(p->share, sizeof p->share, "%016llx%016llx", (unsigned long long)d.high64, (unsigned long long)d.low64);
+    snprintf(out, 40, "%016llx%016llx", (unsigned long long)d.high64, (unsigned long long)d.low64);
     return true;
+}
+
+/* What was computed for one API key is not taken up by another: how fast an answer comes would tell what others asked. */
+bool request_read_class(server *s, const json_t *body, size_t key, gen_params *p, serve_error *e) {
+    const char *user = NULL, *salt = NULL;
+    size_t n_user = 0, n_salt = 0;
+    bool cache = true;
+    if (!req_priority(body, &p->priority, e) || !req_str(body, "user", &user, &n_user, e) ||
+        !req_str(body, "cache_salt", &salt, &n_salt, e) || !req_bool(body, "cache_prompt", &cache, e))
+        return false;
+    p->no_cache = !cache;
+    return class_digest(s, key, user, n_user, p->share, e) && class_digest(s, key, salt, n_salt, p->space, e);
 }
 
 bool request_check_model(server *s, const json_t *body, serve_error *e) {

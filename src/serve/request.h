@@ -62,13 +62,15 @@ typedef struct {
     uint64_t queue_timeout_us, first_token_timeout_us, total_timeout_us;
     gen_priority priority;
     char share[40];      /* whose fair share it takes: a digest of key and user, never shown; "" for nobody in particular */
+    char space[40];      /* who shares computed prefixes with it: a digest of key and cache_salt; "": everybody without either */
+    bool no_cache;
 } gen_params;
 
 void gen_params_deinit(gen_params *p);
 /* Everything but messages, prompt and logprobs (whose shapes differ by dialect). */
 bool gen_params_read(server *s, const json_t *body, bool has_big_seed, uint64_t big_seed, gen_params *p,
                      serve_error *e);
-/* priority and share of every dialect that computes.  key: 1 + index of the API key that let the request in, or 0. */
+/* priority, share and cache space of every dialect that computes.  key: 1 + index of the API key that let the request in, or 0. */
 bool request_read_class(server *s, const json_t *body, size_t key, gen_params *p, serve_error *e);
 /* model: absent, empty or one we answer to; else 404 naming what there is. */
 bool request_check_model(server *s, const json_t *body, serve_error *e);

@@ -38,6 +38,8 @@ bool state_write(server *s, hd_buf *out) {
         jsonw_key(&w, "prompt_tokens"), jsonw_uint(&w, r->prompt_tokens);
         jsonw_key(&w, "prompt_done"), jsonw_uint(&w, r->prompt_done);
         jsonw_key(&w, "cached_tokens"), jsonw_uint(&w, r->cached_tokens);
+        jsonw_key(&w, "cache_miss"), jsonw_str(&w, r->cache_miss);
+        jsonw_key(&w, "cache_miss_at"), jsonw_uint(&w, r->cache_miss_at);
         jsonw_key(&w, "generated_tokens"), jsonw_uint(&w, r->generated_tokens);
         jsonw_key(&w, "pages"), jsonw_uint(&w, r->pages);
         jsonw_key(&w, "preemptions"), jsonw_uint(&w, r->preemptions);
@@ -64,6 +66,7 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "used"), jsonw_uint(&w, v.pages_used);
     jsonw_key(&w, "cached"), jsonw_uint(&w, v.pages_cached);
     jsonw_key(&w, "shared"), jsonw_uint(&w, v.pages_shared);
+    jsonw_key(&w, "evicted"), jsonw_uint(&w, v.pages_evicted);
     jsonw_key(&w, "page_tokens"), jsonw_uint(&w, v.page_tokens);
     jsonw_obj_end(&w);
     jsonw_key(&w, "step"), jsonw_obj(&w);

@@ -446,20 +446,21 @@ static bool known_elsewhere(const prefix_tree *t, const prefix_node *root, const
     return false;
 }
 
-/* Nothing more was found after node `at` with d pages before it, whose nearest child has `same` tokens in common. */
-static void explain(const prefix_tree *t, const prefix_node *at, uint32_t d, uint32_t same, const int32_t *tokens, uint32_t n,
-                    prefix_hit *h) {
+/* Nothing more was found after node `at` with d pages before it, whose nearest child has `same` tokens in common; ended:
+ * and no more. */
+static void explain(const prefix_tree *t, const prefix_node *at, uint32_t d, uint32_t same, bool ended, const int32_t *tokens,
+                    uint32_t n, prefix_hit *h) {
     uint32_t done = d * t->page_tokens, left = n - done, page = left < t->page_tokens ? left : t->page_tokens;
     uint64_t hash = page == t->page_tokens ? hash_tokens(at->hash, tokens + done, page) : 0;
     h->miss_at = done + same;
     if (same == left) h->miss = PREFIX_MISS_NONE;
     else if (hash && t->ghost[hash % GHOSTS] == hash) h->miss = PREFIX_MISS_EVICTED;
-    else if (at->n_children) h->miss = PREFIX_MISS_DIFFERS;
+    else if (at->n_children && !ended) h->miss = PREFIX_MISS_DIFFERS;
     else h->miss = PREFIX_MISS_NEW;
 }
 
 void prefix_find(prefix_tree *t, const char *space, const int32_t *tokens, uint32_t n, bool tail, prefix_hit *h) {
-    prefix_node *at = find_root(t, space), *c;
+    prefix_node *at = find_root(t, space), *c = NULL;
     uint32_t from[KV_MAX_GROUPS] = {0}, d = 0, same = 0, page = t->page_tokens;
     memset(h, 0, sizeof *h);
     h->last = at;
@@ -472,6 +473,7 @@ void prefix_find(prefix_tree *t, const char *space, const int32_t *tokens, uint3
         h->n_nodes = d + 1;
         h->n_tokens = (d + 1) * page;
     }
+    c = NULL;
     if (at && n > d * page) {
         uint32_t left = n - d * page;
         c = nearest(at, tokens + d * page, left < page ? left : page, &same);
@@ -487,7 +489,7 @@ void prefix_find(prefix_tree *t, const char *space, const int32_t *tokens, uint3
         h->miss_at = n;
         return;
     }
-    if (at) explain(t, at, d, same, tokens, n, h);
+    if (at) explain(t, at, d, same, c && same == c->n_tokens, tokens, n, h);
     else h->miss = PREFIX_MISS_NEW;
     if (h->n_tokens < h->miss_at) h->miss = PREFIX_MISS_BOUNDARY, h->miss_at = h->n_tokens;
     if (!h->n_tokens && h->miss == PREFIX_MISS_NEW && known_elsewhere(t, at, tokens, n < page ? n : page))
