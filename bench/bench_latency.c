@@ -112,7 +112,7 @@ static int by_double(const void *a, const void *b) {
 int main(int argc, char **argv) {
     uint32_t n_long = argc > 2 ? (uint32_t)atoi(argv[2]) : 16000;
     model_options mo = {.n_threads = argc > 3 ? (unsigned)atoi(argv[3]) : 2};
-    engine_options opt = {.max_rows = MANY, .kv_budget_bytes = 4ull << 30};
+    engine_options opt = {.max_rows = MANY, .kv_budget_bytes = 4ull << 30, .no_cache = true};
     double ratio[ALTERNATIONS];
     int32_t *ids = hd_calloc(n_long, sizeof *ids);
     model *m;

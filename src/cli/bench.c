@@ -127,7 +127,7 @@ static size_t parse_list(const char *s, uint32_t *v, size_t max) {
 }
 
 int cmd_bench(int argc, char **argv) {
-    model_opts mo = {0};
+    model_opts mo = {.no_cache = true}; /* equal prompts are to be computed */
     const char *prefills = "512", *rows = "1,2,4,8,16,32", *args[1];
     uint32_t n = 128, depth = 0, ps[16], bs[16];
     size_t n_args, n_ps, n_bs;
