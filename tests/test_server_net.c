@@ -328,6 +328,40 @@ static void full_queue(void **state) {
     rig_close(&r);
 }
 
+/* R011: those who wait to be read are bounded too: large bodies come faster than they are tokenised; who finds the place full
+ * is told at once, and all others get their answer. */
+static void full_planning(void **state) {
+    enum { N_BIG = 12, PLACES = 2 };
+    server_options so = {.n_planners = 1, .max_planning = PLACES};
+    client c[N_BIG];
+    char *json = long_chat(4 << 20, "");
+    int refused = 0, answered = 0;
+    rig r;
+    (void)state;
+    rig_open(&r, quick, &so, NULL);
+    for (int i = 0; i < N_BIG; i++) {
+        assert_true(client_open(&c[i], r.port) && client_request(&c[i], "POST", CHAT, NULL, json));
+        assert_in_range(rig_state(&r, "planning"), 0, PLACES + 1); /* and the one that is being read */
+    }
+    for (int i = 0; i < N_BIG; i++) {
+        char v[20];
+        assert_true(client_finish(&c[i], 30000));
+        if (c[i].status == 429) {
+            assert_true(client_header(&c[i], "retry-after", v, sizeof v) && atoi(v) >= 1);
+            assert_non_null(strstr(c[i].body.data, "\"max_queued\":2"));
+            refused++;
+        } else {
+            assert_int_equal(c[i].status, 400); /* longer than the context, as it found out */
+            answered++;
+        }
+        client_close(&c[i]);
+    }
+    assert_true(answered >= 1 + PLACES && refused >= 1);
+    assert_int_equal(client_once(r.port, "POST", CHAT, NULL, "{" MSG("x") "}", NULL), 200);
+    free(json);
+    rig_close(&r);
+}
+
 static void limits_on_requests(void **state) {
     server_options so = {.max_body_bytes = 1000, .max_bodies_bytes = 1500, .max_head_bytes = 4000, .head_timeout_us = 200000, .body_timeout_us = 200000,
                          .idle_timeout_us = 300000};
@@ -751,6 +785,7 @@ int main(void) {
         cmocka_unit_test(reader_that_never_returns),
         cmocka_unit_test(deadlines),
         cmocka_unit_test(full_queue),
+        cmocka_unit_test(full_planning),
         cmocka_unit_test(limits_on_requests),
         cmocka_unit_test(connection_limit),
         cmocka_unit_test(pipelining),
