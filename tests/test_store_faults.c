@@ -21,13 +21,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { N = 12, MUTATIONS = 1200 };
+enum { N = 12, MUTATIONS = 600 /* plain, and as many encrypted */ };
 static char dir[] = "/tmp/heddle-faults-XXXXXX";
 static char keys[2][80]; /* key files */
 static test_page pages[N];
 
 static store *open_on(vfs_sim *sim, const char *key, uint64_t segment_bytes, hd_err *err) {
-    store_opts o = {.dir = "sim", .fs = &sim->table, .key_file = key, .segment_bytes = segment_bytes, .retry_ms = 600000};
+    store_opts o = {.dir = "sim", .fs = &sim->table, .key_file = key, .segment_bytes = segment_bytes, .retry_ms = 600000,
+                    .queue_bytes = 1 << 20, .max_queued = 64};
     store *s;
     store_open(&s, &o, err);
     return s;
@@ -150,22 +151,13 @@ static bool mutate(vfs_sim *sim, const vfs_sim *donor, int kind, uint64_t *rng, 
     return differs;
 }
 
-static int file_of(const int *where, int page) { return where[page / 4]; }
 
-/* `open_first`: the store knows the files before they change. */
-static void mutation(const vfs_sim *base, const vfs_sim *donor, const char *key, uint64_t seed, bool open_first) {
-    uint64_t rng = seed * 2654435761u + 12345;
-    int kind = (int)(seed % N_KINDS), at, other, hits[3] = {0, 0, 0}, where[3], before;
-    static vfs_sim sim;
-    store_counts n;
-    hd_err err;
-    store *s;
-    bool changed;
-    vfs_sim_init(&sim, seed + 1000); /* not the base's numbers: names would come twice */
-    vfs_sim_copy(&sim, base);
-    /* Which file holds pages 0-3, 4-7, 8-11: by asking with all others away. */
+/* Which file holds pages 0-3, 4-7, 8-11: by asking with all others away. */
+static void locate(const vfs_sim *base, const char *key, int *where) {
     for (int i = 0; i < 3; i++) {
         vfs_sim one;
+        hd_err err;
+        store *s;
         vfs_sim_init(&one, 1);
         vfs_sim_copy(&one, base);
         for (int k = 2; k >= 0; k--)
@@ -177,6 +169,19 @@ static void mutation(const vfs_sim *base, const vfs_sim *donor, const char *key,
         store_close(s);
         vfs_sim_deinit(&one);
     }
+}
+
+/* where[i / 4]: the file of page i.  `open_first`: the store knows the files before they change. */
+static void mutation(const vfs_sim *base, const int *where, const vfs_sim *donor, const char *key, uint64_t seed, bool open_first) {
+    uint64_t rng = seed * 2654435761u + 12345;
+    int kind = (int)(seed % N_KINDS), at, other, hits[3] = {0, 0, 0}, before;
+    static vfs_sim sim;
+    store_counts n;
+    hd_err err;
+    store *s;
+    bool changed;
+    vfs_sim_init(&sim, seed + 1000); /* not the base's numbers: names would come twice */
+    vfs_sim_copy(&sim, base);
     at = (int)rng_below(&rng, 3);
     other = (at + 1 + (int)rng_below(&rng, 2)) % 3;
     s = open_first ? open_on(&sim, key, 0, &err) : NULL;
@@ -186,7 +191,7 @@ static void mutation(const vfs_sim *base, const vfs_sim *donor, const char *key,
     for (int i = 0; i < N; i++) {
         page_got got = page_get(s, &pages[i]);
         if (got == PAGE_WRONG) fail_msg("seed %d (%s): page %d came back wrong", (int)seed, kinds[kind], i);
-        hits[file_of(where, i)] += got == PAGE_HIT;
+        hits[where[i / 4]] += got == PAGE_HIT;
     }
     for (int f = 0; f < 3; f++)
         if (f != at && (f != other || kind != SWAP_NAMES) && hits[f] != 4)
@@ -216,14 +221,16 @@ static void mutation(const vfs_sim *base, const vfs_sim *donor, const char *key,
 static void mutations(const char *key, const char *donor_key, uint8_t donor_identity) {
     vfs_sim base, donor;
     const char *one = getenv("HEDDLE_STORE_SEED");
+    int where[3] = {0, 0, 0};
     vfs_sim_init(&base, 1);
     vfs_sim_init(&donor, 2);
     for (uint32_t i = 0; i < N; i++) page_fill(&pages[i], donor_identity, i, 0, 700, 200);
     make_base(&donor, donor_key);
     for (uint32_t i = 0; i < N; i++) page_fill(&pages[i], 1, i / 6, i % 6, 700, 200);
     make_base(&base, key);
+    locate(&base, key, where);
     for (uint64_t seed = 0; seed < MUTATIONS; seed++)
-        if (!one || seed == strtoull(one, NULL, 10)) mutation(&base, &donor, key, seed, seed / N_KINDS % 4 == 3);
+        if (!one || seed == strtoull(one, NULL, 10)) mutation(&base, where, &donor, key, seed, seed / N_KINDS % 4 == 3);
     vfs_sim_deinit(&base);
     vfs_sim_deinit(&donor);
 }
@@ -248,7 +255,8 @@ typedef struct {
 static void live(vfs_sim *sim, const char *key, promise *p, bool evict, uint64_t seed) {
     bool put[N] = {false};
     hd_err err;
-    store_opts o = {.dir = "sim", .fs = &sim->table, .key_file = key, .segment_bytes = 2500, .retry_ms = 600000};
+    store_opts o = {.dir = "sim", .fs = &sim->table, .key_file = key, .segment_bytes = 2500, .retry_ms = 600000,
+                    .queue_bytes = 1 << 20, .max_queued = 64};
     store *s;
     if (evict) o.max_files = 2;
     if (store_open(&s, &o, &err)) return;
@@ -317,7 +325,7 @@ static void the_nth_operation_fails(void **state) {
 
 static void power_cuts(void **state) {
     (void)state;
-    every_operation(NULL, EIO, true, true, false, false, "dead, then a cut", 8);
+    every_operation(NULL, EIO, true, true, false, false, "dead, then a cut", 6);
     every_operation(keys[0], EIO, true, true, true, false, "dead, then a cut, encrypted", 3);
     every_operation(NULL, EIO, true, true, false, true, "dead while evicting, then a cut", 3);
 }

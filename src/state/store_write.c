@@ -12,16 +12,22 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The pages at the head of the queue that may be written together.  mu is held. */
-static uint32_t ready(store *s, uint64_t *bytes) {
+/* The pages at the head of the queue that may be written together; full: waiting brings no more into this segment.
+ * mu is held. */
+static uint32_t ready(store *s, uint64_t *bytes, bool *full) {
     uint32_t n = 0;
     *bytes = 0;
-    while (n < s->n_slots && n < SEG_MAX_BLOCKS) {
+    *full = false;
+    while (n < s->n_slots && !*full) {
         const store_slot *q = store_slot_at(s, n);
         uint64_t b = seg_block_bytes(&q->page.e);
-        if (q->state == Q_FILLING || (n && *bytes + b > s->opt.segment_bytes)) break;
-        *bytes += b;
-        n++;
+        if (q->state == Q_FILLING) break;
+        if (n && *bytes + b > s->opt.segment_bytes) {
+            *full = true;
+        } else {
+            *bytes += b;
+            *full = ++n == SEG_MAX_BLOCKS || *bytes >= s->opt.segment_bytes;
+        }
     }
     return n;
 }
@@ -153,6 +159,7 @@ void *store_writer(void *arg) {
     while (!s->stop) {
         uint64_t bytes, due;
         uint32_t n;
+        bool full;
         const store_slot *q;
         if (s->scans_asked != s->scans_done) {
             uint64_t asked = s->scans_asked;
@@ -163,7 +170,7 @@ void *store_writer(void *arg) {
             pthread_cond_broadcast(&s->done);
             continue;
         }
-        if (!(n = ready(s, &bytes))) {
+        if (!(n = ready(s, &bytes, &full))) {
             pthread_cond_wait(&s->work, &s->mu);
             continue;
         }
@@ -173,7 +180,7 @@ void *store_writer(void *arg) {
         }
         q = store_slot_at(s, 0);
         due = q->t_us + s->opt.linger_ms * (uint64_t)1000;
-        if (q->seq < s->flush_seq || bytes >= s->opt.segment_bytes || n < s->n_slots || n == SEG_MAX_BLOCKS ||
+        if (full || q->seq < s->flush_seq ||
             s->n.queue_bytes >= s->opt.queue_bytes / 2 || s->n_slots >= s->opt.max_queued / 2 || store_now_us() >= due)
             write_some(s, n, bytes);
         else
