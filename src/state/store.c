@@ -30,7 +30,8 @@ static hd_status settle_options(store *s, const store_opts *opts, hd_err *err) {
     *o = *opts;
     if (!o->cap_bytes) o->cap_bytes = (uint64_t)4 << 30;
     if (!o->queue_bytes) o->queue_bytes = (uint64_t)64 << 20;
-    if (!o->segment_bytes) o->segment_bytes = (uint64_t)32 << 20;
+    /* Larger ones are written no faster (docs/performance.md), and go as a whole; but a large cap must not need many files. */
+    if (!o->segment_bytes) o->segment_bytes = o->cap_bytes / 2048 > 8 << 20 ? o->cap_bytes / 2048 : 8 << 20;
     if (!o->max_files) o->max_files = 4096;
     if (!o->max_pages) o->max_pages = 262144;
     if (!o->max_queued) o->max_queued = 4096;

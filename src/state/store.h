@@ -30,7 +30,7 @@ typedef struct {
     const char *key_file;  /* NULL: no encryption */
     uint64_t cap_bytes;    /* of all files together [4 GiB]; at least 1 MiB */
     uint64_t queue_bytes;  /* memory for pages on their way [64 MiB]; declared workspace */
-    uint64_t segment_bytes; /* a segment is begun with this much waiting [32 MiB, at most cap / 8 and queue / 2] */
+    uint64_t segment_bytes; /* a segment is begun with this much waiting [8 MiB or cap / 2048; at most cap / 8, queue / 2] */
     uint32_t max_files;    /* [4096] */
     uint32_t max_pages;    /* in the index, about 100 bytes each [262144] */
     uint32_t max_queued;   /* pages in the queue [4096] */
