@@ -65,7 +65,8 @@ static hd_status failed(store *s, hd_err *err, int r, const char *what) {
     return hd_fail_at(err, HD_IO, (uint64_t)-r, "%s: %s: %s", s->path, what, strerror(-r));
 }
 
-/* Write the batch as one file.  With the directory's lock held; it is given back once the file has its size. */
+/* Write the batch as one file.  With the directory's lock held; it is given back once the file has its size, and taken
+ * again to rename: who lists a directory may miss a file whose name changes meanwhile, and would let it grow past the cap. */
 static hd_status write_segment(store *s, uint32_t n, uint64_t size, seg_head *h, hd_err *err) {
     const vfs *fs = s->fs;
     uint8_t id[SEG_ID];
@@ -84,7 +85,10 @@ static hd_status write_segment(store *s, uint32_t n, uint64_t size, seg_head *h,
     if (r) st = failed(s, err, r, "a new file");
     if (!st) st = seg_write(h, fs, fd, id, &s->master, s->batch, n, s->scratch, STORE_SCRATCH, err);
     if (!st && (r = fs->sync(fs->ctx, fd))) st = failed(s, err, r, "sync");
-    if (!st && (r = fs->rename(fs->ctx, s->dir, tmp, name))) st = failed(s, err, r, "rename");
+    if (!st && !(st = store_dir_lock(s, err))) {
+        if ((r = fs->rename(fs->ctx, s->dir, tmp, name))) st = failed(s, err, r, "rename");
+        store_dir_unlock(s);
+    }
     if (!st) {
         renamed = true;
         if ((r = fs->sync(fs->ctx, s->dir))) st = failed(s, err, r, "sync of the directory");
