@@ -198,7 +198,7 @@ static void r021_the_same_again_with_windows(void **state) {
 
 /* Who shares with whom, and what is said of it. */
 static void spaces_and_switches(void **state) {
-    int32_t p[100];
+    int32_t p[100] = {0};
     gen_event end;
     gen_request q = asks(p, 100, 4);
     rig r = open_rig("", (engine_options){0});
@@ -254,7 +254,7 @@ static void r022_a_thousand_prompts(void **state) {
     assert_int_equal(tiny_model_write(tiny_variant_find("llama"), NULL, path), 0);
     if (model_open(&m, path, &mo, &err) || engine_open(&e, m, &eo, &err)) fail_msg("%s", err.msg);
     for (int i = 0; i < 1000; i++) {
-        int32_t p[24];
+        int32_t p[24] = {0};
         gen_request q = asks(p, 1 + rng_below(&seed, 24), 1);
         run_result warm, cold;
         const char *what;
