@@ -196,7 +196,8 @@ static void signals_during_a_long_prefill(void **state) {
 static void wrong_usage(void **state) {
     static const char *const cases[][3] = {{"--nonsense", NULL}, {"--port", "70000", NULL}, {"--comment-interval", "0", NULL},
                                              {"--comment-interval", "3601", NULL}, {"--drain-timeout", "3601", NULL},
-                                             {"--drain-timeout", "-1", NULL}, {"--stuck-timeout", "0", NULL}};
+                                             {"--drain-timeout", "-1", NULL}, {"--stuck-timeout", "0", NULL}, {"--kv-type", "q5", NULL},
+                                             {"--kv-type", "q8,", NULL}, {"--kv-type", "q8,f16,q4", NULL}};
     proc p;
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -231,11 +232,11 @@ static int output(const char *args, char *out, size_t size) {
 
 /* The doctor on a server that works and has somebody waiting, on one that wants a key, and where there is none. */
 static void doctor(void **state) {
-    static const char *const more[] = {"--max-rows", "1", "--api-key", "sesame", NULL};
+    static const char *const more[] = {"--max-rows", "1", "--api-key", "sesame", "--kv-type", "q8,bf16", NULL};
     static const char auth[] = "Authorization: Bearer sesame\r\n";
     char out[20000], args[200];
     client a, b;
-    json_t *v;
+    json_t *v, *limits;
     proc p;
     (void)state;
     start(&p, true, more);
@@ -251,10 +252,14 @@ static void doctor(void **state) {
     assert_string_equal(json_string_value(json_object_get(json_object_get(v, "server"), "health")), "ok");
     assert_int_equal(json_array_size(json_object_get(json_object_get(v, "server"), "queue")), 1);
     assert_int_equal(json_integer_value(json_object_get(json_object_get(json_object_get(v, "server"), "limits"), "max_rows")), 1);
+    limits = json_object_get(json_object_get(v, "server"), "limits");
+    assert_string_equal(json_string_value(json_object_get(limits, "kv_type")), "q8");
+    assert_string_equal(json_string_value(json_object_get(limits, "kv_type_sliding")), "bf16");
     json_decref(v);
     snprintf(args, sizeof args, "doctor --url http://127.0.0.1:%u --api-key sesame", p.port);
     assert_int_equal(output(args, out, sizeof out), 0);
     assert_non_null(strstr(out, "all rows are taken; waited "));
+    assert_non_null(strstr(out, " of KV (q8, sliding windows bf16)"));
     snprintf(args, sizeof args, "doctor --url http://127.0.0.1:%u", p.port);
     assert_int_equal(output(args, out, sizeof out), 0);
     assert_non_null(strstr(out, "needs a key"));
