@@ -169,7 +169,7 @@ static void a_fuller_page_takes_the_place(void **state) {
         assert_int_equal(page_get(s, &full), PAGE_HIT);
         flush(s);
         assert_int_equal(page_get(s, &full), PAGE_HIT);
-        assert_int_equal(page_get(s, &part), PAGE_HIT); /* one group of two */
+        assert_int_equal(page_get(s, &part), PAGE_HIT);       /* one group of two */
         assert_int_equal(store_put(s, &part.page, 0), HD_OK); /* known: it changes nothing */
         assert_int_equal(page_get(s, &full), PAGE_HIT);
         store_close(s);

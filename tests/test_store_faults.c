@@ -27,8 +27,13 @@ static char keys[2][80]; /* key files */
 static test_page pages[N];
 
 static store *open_on(vfs_sim *sim, const char *key, uint64_t segment_bytes, hd_err *err) {
-    store_opts o = {.dir = "sim", .fs = &sim->table, .key_file = key, .segment_bytes = segment_bytes, .retry_ms = 600000,
-                    .queue_bytes = 1 << 20, .max_queued = 64};
+    store_opts o = {.dir = "sim",
+                    .fs = &sim->table,
+                    .key_file = key,
+                    .segment_bytes = segment_bytes,
+                    .retry_ms = 600000,
+                    .queue_bytes = 1 << 20,
+                    .max_queued = 64};
     store *s;
     store_open(&s, &o, err);
     return s;
@@ -57,13 +62,13 @@ static void resize(sim_file *f, size_t n) {
     f->size = n;
 }
 
-#define KINDS(X) \
+#define KINDS(X)                                                                                                                   \
     X(FLIP) X(CUT) X(GROW) X(SWAP_NAMES) X(SPLICE) X(ZERO) X(VERSION) X(FOREIGN) X(SWAP_BLOCKS) X(NOISE) X(COPY) X(STALE_INDEX)
 enum {
 #define X(k) k,
     KINDS(X)
 #undef X
-    N_KINDS
+        N_KINDS
 };
 static const char *const kinds[] = {
 #define X(k) #k,
@@ -100,7 +105,8 @@ static bool mutate(vfs_sim *sim, const vfs_sim *donor, int kind, uint64_t *rng, 
         break;
     }
     case SPLICE: {
-        size_t n = 1 + rng_below(rng, (uint32_t)size / 2), from = rng_below(rng, (uint32_t)(g->size - n)), to = rng_below(rng, (uint32_t)(size - n));
+        size_t n = 1 + rng_below(rng, (uint32_t)size / 2), from = rng_below(rng, (uint32_t)(g->size - n)),
+               to = rng_below(rng, (uint32_t)(size - n));
         if (rng_below(rng, 2)) n = block, from = SEG_HEAD + block * rng_below(rng, 4), to = SEG_HEAD + block * rng_below(rng, 4);
         memcpy(f->data + to, g->data + from, n);
         break;
@@ -151,7 +157,6 @@ static bool mutate(vfs_sim *sim, const vfs_sim *donor, int kind, uint64_t *rng, 
     return differs;
 }
 
-
 /* Which file holds pages 0-3, 4-7, 8-11: by asking with all others away. */
 static void locate(const vfs_sim *base, const char *key, int *where) {
     for (int i = 0; i < 3; i++) {
@@ -198,7 +203,8 @@ static void mutation(const vfs_sim *base, const int *where, const vfs_sim *donor
             fail_msg("seed %d (%s): a file that was left alone lost pages", (int)seed, kinds[kind]);
     if (changed && !open_first && hits[at] == 4) fail_msg("seed %d (%s): it was not noticed", (int)seed, kinds[kind]);
     store_stats(s, &n);
-    if (!open_first && changed && n.damaged_files + n.ignored_files == 0) fail_msg("seed %d (%s): not counted", (int)seed, kinds[kind]);
+    if (!open_first && changed && n.damaged_files + n.ignored_files == 0)
+        fail_msg("seed %d (%s): not counted", (int)seed, kinds[kind]);
     if (vfs_sim_segments(&sim) < before - 2) fail_msg("seed %d: sound files were removed", (int)seed);
     /* And it goes on: what was lost is put again and found. */
     for (int i = 0; i < N; i++) assert_int_equal(store_put(s, &pages[i].page, 0), HD_OK);
@@ -207,7 +213,8 @@ static void mutation(const vfs_sim *base, const int *where, const vfs_sim *donor
         for (int i = 0; i < N; i++) {
             page_got got = page_get(s, &pages[i]);
             /* An open store notices damage when it meets it, so at the first reading some may be lost again. */
-            if (got == PAGE_WRONG || (got == PAGE_MISS && !open_first)) fail_msg("seed %d (%s): page %d afterwards", (int)seed, kinds[kind], i);
+            if (got == PAGE_WRONG || (got == PAGE_MISS && !open_first))
+                fail_msg("seed %d (%s): page %d afterwards", (int)seed, kinds[kind], i);
         }
         store_close(s);
         if (again) break;
@@ -255,8 +262,13 @@ typedef struct {
 static void live(vfs_sim *sim, const char *key, promise *p, bool evict, uint64_t seed) {
     bool put[N] = {false};
     hd_err err;
-    store_opts o = {.dir = "sim", .fs = &sim->table, .key_file = key, .segment_bytes = 2500, .retry_ms = 600000,
-                    .queue_bytes = 1 << 20, .max_queued = 64};
+    store_opts o = {.dir = "sim",
+                    .fs = &sim->table,
+                    .key_file = key,
+                    .segment_bytes = 2500,
+                    .retry_ms = 600000,
+                    .queue_bytes = 1 << 20,
+                    .max_queued = 64};
     store *s;
     if (evict) o.max_files = 2;
     if (store_open(&s, &o, &err)) return;
@@ -291,8 +303,11 @@ static void inspect(vfs_sim *sim, const char *key, const promise *p, bool must, 
     store_close(s);
 }
 
+static int lives;
+
 /* For every operation of a life: it fails, once or from then on, with or without a power cut afterwards. */
-static void every_operation(const char *key, int fault, bool stays, bool cut, bool short_io, bool evict, const char *what, int seeds) {
+static void every_operation(const char *key, int fault, bool stays, bool cut, bool short_io, bool evict, const char *what,
+                            int seeds) {
     bool reached = true;
     for (long n = 0; reached; n++)
         for (int seed = 0; seed < seeds; seed++) {
@@ -304,6 +319,7 @@ static void every_operation(const char *key, int fault, bool stays, bool cut, bo
             sim.fail_stays = stays;
             sim.short_io = short_io;
             live(&sim, key, &p, evict, (uint64_t)seed);
+            lives++;
             reached = sim.n_ops > n;
             sim.fail_at = -1;
             if (cut) vfs_sim_cut(&sim);
@@ -321,13 +337,18 @@ static void the_nth_operation_fails(void **state) {
     every_operation(NULL, ENOSPC, true, false, false, false, "ENOSPC from then on", 1);
     every_operation(NULL, EIO, false, true, true, false, "EIO once, short, then a cut", 1);
     every_operation(NULL, EIO, false, false, false, true, "EIO once while evicting", 1);
+    print_message("%d lives with a failing operation\n", lives);
+    assert_true(lives > 300);
 }
 
 static void power_cuts(void **state) {
+    int before = lives;
     (void)state;
     every_operation(NULL, EIO, true, true, false, false, "dead, then a cut", 6);
     every_operation(keys[0], EIO, true, true, true, false, "dead, then a cut, encrypted", 3);
     every_operation(NULL, EIO, true, true, false, true, "dead while evicting, then a cut", 3);
+    print_message("%d power cuts\n", lives - before);
+    assert_true(lives - before > 1000);
 }
 
 /* The simulated disk must itself lose things, or the tests above prove nothing. */

@@ -23,13 +23,21 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SECONDS = 3 /* each test; how much gets done depends on the disk's syncs */,
-       CONVERSATIONS = 400, CAP = 1 << 20 /* a page has 4 or 8.5 KB: about 160 of them */ };
+enum {
+    SECONDS = 3 /* each test; how much gets done depends on the disk's syncs */,
+    CONVERSATIONS = 400,
+    CAP = 1 << 20 /* a page has 4 or 8.5 KB: about 160 of them */
+};
 static char dir[] = "/tmp/heddle-share-XXXXXX";
 
 static store *open_real(hd_err *err) {
-    store_opts o = {.dir = dir, .cap_bytes = CAP, .segment_bytes = 40000, .linger_ms = 2, .rescan_ms = 5,
-                    .queue_bytes = 200000, .max_queued = 64};
+    store_opts o = {.dir = dir,
+                    .cap_bytes = CAP,
+                    .segment_bytes = 40000,
+                    .linger_ms = 2,
+                    .rescan_ms = 5,
+                    .queue_bytes = 200000,
+                    .max_queued = 64};
     store *s;
     store_open(&s, &o, err);
     return s;

@@ -98,8 +98,7 @@ bool seal_begin(seal *s, const seal_file *f, uint64_t number, bool writing) {
         uint8_t nonce[12] = {0};
         int n;
         le_put64(nonce + 4, number);
-        if ((s->cipher = EVP_CIPHER_CTX_new()) &&
-            EVP_CipherInit_ex(s->cipher, EVP_aes_256_gcm(), NULL, f->key, nonce, writing) &&
+        if ((s->cipher = EVP_CIPHER_CTX_new()) && EVP_CipherInit_ex(s->cipher, EVP_aes_256_gcm(), NULL, f->key, nonce, writing) &&
             EVP_CipherUpdate(s->cipher, NULL, &n, f->aad, (int)f->aad_n))
             return true;
     }

@@ -17,7 +17,17 @@ enum { HEAD_CHECKED = SEG_HEAD - SEAL_BYTES, FLAG_SEALED = 1, READ_PIECE = 256 <
 
 /* Offsets in the file's head and in a block's head. */
 enum { H_VERSION = 8, H_FLAGS = 12, H_ID = 16, H_SALT = 32, H_TEST = 64, H_SIZE = 80, H_INDEX = 88, H_VALUE = 96, H_BLOCKS = 104 };
-enum { B_NUMBER = 4, B_KEY = 8, B_PARENT = 40, B_IDENTITY = 72, B_TOKENS = 104, B_MASK = 108, B_BYTES = 112, B_VALUE = 128, B_SEALS = 144 };
+enum {
+    B_NUMBER = 4,
+    B_KEY = 8,
+    B_PARENT = 40,
+    B_IDENTITY = 72,
+    B_TOKENS = 104,
+    B_MASK = 108,
+    B_BYTES = 112,
+    B_VALUE = 128,
+    B_SEALS = 144
+};
 
 uint64_t seg_block_bytes(const seg_entry *e) { return seg_block_head(e->n_tokens) + e->bytes[0] + e->bytes[1]; }
 
@@ -218,10 +228,8 @@ static int write_run(const vfs *fs, int fd, const seal_file *f, uint64_t number,
     for (uint64_t done = 0; done < n && !r;) {
         size_t k = n - done < scratch_n ? (size_t)(n - done) : scratch_n;
         uint8_t *out = f->on ? scratch : (uint8_t *)(uintptr_t)(p + done); /* out == in: only read */
-        if (!seal_data(&s, out, p + done, k))
-            r = -ENOMEM;
-        else
-            r = vfs_write(fs, fd, out, k, at + done);
+        if (!seal_data(&s, out, p + done, k)) r = -ENOMEM;
+        else r = vfs_write(fs, fd, out, k, at + done);
         done += k;
     }
     if (r) seal_drop(&s);
@@ -229,7 +237,8 @@ static int write_run(const vfs *fs, int fd, const seal_file *f, uint64_t number,
     return r;
 }
 
-static int write_block(const vfs *fs, int fd, const seal_file *f, uint32_t number, seg_page *p, uint8_t *scratch, size_t scratch_n) {
+static int write_block(const vfs *fs, int fd, const seal_file *f, uint32_t number, seg_page *p, uint8_t *scratch,
+                       size_t scratch_n) {
     const seg_entry *e = &p->e;
     uint8_t tag[SEAL_BYTES];
     uint64_t head_n = seg_block_head(e->n_tokens), at = head_n;
@@ -289,7 +298,8 @@ hd_status seg_write(seg_head *h, const vfs *fs, int fd, const uint8_t id[SEG_ID]
     memcpy(h->raw + H_ID, id, SEG_ID);
     if (m->on) {
         if ((r = fs->random(fs->ctx, h->raw + H_SALT, SEAL_SALT))) return io_failed(err, r, "random numbers");
-        if (!seal_derive(m, h->raw + H_SALT, h->key, h->raw + H_TEST)) return hd_fail(err, HD_NOMEM, "segment: no memory for its key");
+        if (!seal_derive(m, h->raw + H_SALT, h->key, h->raw + H_TEST))
+            return hd_fail(err, HD_NOMEM, "segment: no memory for its key");
     }
     le_put64(h->raw + H_SIZE, h->size);
     le_put64(h->raw + H_INDEX, h->index_at);

@@ -67,7 +67,8 @@ static hd_status open_dirs(store *s, hd_err *err) {
     if (s->dir >= 0) fs->sync(fs->ctx, r); /* if that fails, files may later be lost: a miss */
     fs->close(fs->ctx, r);
     if (s->dir < 0) return refused(err, s->path, s->dir, "cannot be opened or made");
-    if ((s->lock_fd = fs->open(fs->ctx, s->dir, "lock", VFS_KEEP)) < 0) return refused(err, s->path, s->lock_fd, "cannot be written");
+    if ((s->lock_fd = fs->open(fs->ctx, s->dir, "lock", VFS_KEEP)) < 0)
+        return refused(err, s->path, s->lock_fd, "cannot be written");
     if ((r = fs->random(fs->ctx, id, sizeof id)) || (r = fs->random(fs->ctx, &s->seed, sizeof s->seed)))
         return hd_fail(err, HD_IO, "state: random numbers: %s", strerror(-r));
     seg_name(name, id, true);
@@ -121,7 +122,8 @@ hd_status store_open(store **out, const store_opts *opts, hd_err *err) {
     pthread_condattr_destroy(&attr);
     if ((st = settle_options(s, opts, err))) goto fail;
     if (s->opt.key_file && (st = seal_load(&s->master, s->opt.key_file, err))) goto fail;
-    if (!store_index_init(s) || !(s->scratch = hd_alloc(STORE_SCRATCH)) || !(s->batch = hd_calloc(SEG_MAX_BLOCKS, sizeof *s->batch)) ||
+    if (!store_index_init(s) || !(s->scratch = hd_alloc(STORE_SCRATCH)) ||
+        !(s->batch = hd_calloc(SEG_MAX_BLOCKS, sizeof *s->batch)) ||
         !(s->loading = hd_calloc(SEG_MAX_BLOCKS, sizeof *s->loading)) || !(s->ring = hd_alloc(s->opt.queue_bytes)) ||
         !(s->slots = hd_calloc(s->opt.max_queued, sizeof *s->slots))) {
         st = hd_fail(err, HD_NOMEM, "state: no memory for a queue of %llu bytes", (unsigned long long)s->opt.queue_bytes);
@@ -277,9 +279,11 @@ hd_status store_flush(store *s, uint32_t timeout_ms, hd_err *err) {
     pthread_cond_signal(&s->work);
     while (s->done_seq < upto && store_now_us() < until) store_wait(s, &s->done, until);
     if (s->done_seq < upto) {
-        st = hd_fail(err, HD_TIMEOUT, "state: %llu pages still wait after %u ms", (unsigned long long)(upto - s->done_seq), timeout_ms);
+        st = hd_fail(err, HD_TIMEOUT, "state: %llu pages still wait after %u ms", (unsigned long long)(upto - s->done_seq),
+                     timeout_ms);
     } else if (s->failed_since_flush) {
-        st = hd_fail(err, HD_IO, "state: %llu pages were not written: %s", (unsigned long long)s->failed_since_flush, s->n.last_error);
+        st = hd_fail(err, HD_IO, "state: %llu pages were not written: %s", (unsigned long long)s->failed_since_flush,
+                     s->n.last_error);
         s->failed_since_flush = 0;
     }
     pthread_mutex_unlock(&s->mu);
@@ -324,14 +328,16 @@ void store_rescan(store *s) {
 static hd_status get_queued(const store_slot *q, const store_want *w, hd_err *err) {
     const seg_entry *e = &q->page.e;
     const uint8_t *from = q->page.block + seg_block_head(e->n_tokens);
-    if (!seg_block_is(q->page.block, e, w->identity, w->tokens)) return hd_fail(err, HD_NOTFOUND, "state: queued with other tokens");
+    if (!seg_block_is(q->page.block, e, w->identity, w->tokens))
+        return hd_fail(err, HD_NOTFOUND, "state: queued with other tokens");
     for (int g = 0; g < STORE_GROUPS; from += e->bytes[g++])
         if (w->into[g]) memcpy(w->into[g], from, e->bytes[g]);
     return HD_OK;
 }
 
 /* HD_IO with *gone: there is no such file any more. */
-static hd_status get_durable(store *s, const seg_head *h, const store_entry *e, const store_want *w, bool touch, bool *gone, hd_err *err) {
+static hd_status get_durable(store *s, const seg_head *h, const store_entry *e, const store_want *w, bool touch, bool *gone,
+                             hd_err *err) {
     const vfs *fs = s->fs;
     char name[SEG_NAME];
     hd_status st;

@@ -26,18 +26,18 @@ typedef struct store store;
 
 /* Zero means the default in brackets. */
 typedef struct {
-    const char *dir;       /* required; made with mode 0700 when missing, its parents are not.  Files lie in dir/kv */
-    const char *key_file;  /* NULL: no encryption */
-    uint64_t cap_bytes;    /* of all files together [4 GiB]; at least 1 MiB */
-    uint64_t queue_bytes;  /* memory for pages on their way [64 MiB]; declared workspace */
+    const char *dir;        /* required; made with mode 0700 when missing, its parents are not.  Files lie in dir/kv */
+    const char *key_file;   /* NULL: no encryption */
+    uint64_t cap_bytes;     /* of all files together [4 GiB]; at least 1 MiB */
+    uint64_t queue_bytes;   /* memory for pages on their way [64 MiB]; declared workspace */
     uint64_t segment_bytes; /* a segment is begun with this much waiting [8 MiB or cap / 2048; at most cap / 8, queue / 2] */
-    uint32_t max_files;    /* [4096] */
-    uint32_t max_pages;    /* in the index, about 100 bytes each [262144] */
-    uint32_t max_queued;   /* pages in the queue [4096] */
-    uint32_t linger_ms;    /* how long a page waits for others before it is written anyway [1000] */
-    uint32_t retry_ms;     /* pause after a failed write [30000] */
-    uint32_t rescan_ms;    /* files of other processes are looked for after a miss, at most this often [1000] */
-    const vfs *fs;         /* [vfs_real] */
+    uint32_t max_files;     /* [4096] */
+    uint32_t max_pages;     /* in the index, about 100 bytes each [262144] */
+    uint32_t max_queued;    /* pages in the queue [4096] */
+    uint32_t linger_ms;     /* how long a page waits for others before it is written anyway [1000] */
+    uint32_t retry_ms;      /* pause after a failed write [30000] */
+    uint32_t rescan_ms;     /* files of other processes are looked for after a miss, at most this often [1000] */
+    const vfs *fs;          /* [vfs_real] */
 } store_opts;
 
 /* HD_IO, HD_NOTFOUND, HD_INVALID name the path that was refused: directory, or key file (see seal_load). */
@@ -96,8 +96,8 @@ typedef struct {
     uint64_t hits, misses, foreign;                    /* foreign: sound, but of other tokens or another identity */
     uint64_t damaged_files, evicted_files, evicted_bytes, ignored_files; /* ignored: other version or other key */
     uint64_t written_bytes, read_bytes, write_errors;
-    bool writing;          /* false while paused */
-    char last_error[200];  /* of a write, "" if none yet */
+    bool writing;         /* false while paused */
+    char last_error[200]; /* of a write, "" if none yet */
 } store_counts;
 void store_stats(store *s, store_counts *out);
 

@@ -214,8 +214,7 @@ hd_status store_dir_pass(store *s, bool make_room, uint64_t need_bytes, uint32_t
     hd_status st = HD_OK;
     int r;
     if (!make_room && changed && changed == s->dir_changed) return HD_OK;
-    if ((r = fs->list(fs->ctx, s->dir, list_one, &l)))
-        st = hd_fail_at(err, HD_IO, (uint64_t)-r, "%s: %s", s->path, strerror(-r));
+    if ((r = fs->list(fs->ctx, s->dir, list_one, &l))) st = hd_fail_at(err, HD_IO, (uint64_t)-r, "%s: %s", s->path, strerror(-r));
     if (!st && l.no_memory) st = hd_fail(err, HD_NOMEM, "%s: no memory to list it", s->path);
     if (!st) {
         if (l.n) qsort(l.v, l.n, sizeof *l.v, by_id);
@@ -239,7 +238,8 @@ hd_status store_dir_lock(store *s, hd_err *err) {
         int r = s->fs->lock(s->fs->ctx, s->lock_fd, true);
         if (!r) return HD_OK;
         if (r != -EWOULDBLOCK) return hd_fail_at(err, HD_IO, (uint64_t)-r, "%s/lock: %s", s->path, strerror(-r));
-        if (ms >= LOCK_WAIT_MS) return hd_fail(err, HD_TIMEOUT, "%s/lock: held by another process for %d ms", s->path, LOCK_WAIT_MS);
+        if (ms >= LOCK_WAIT_MS)
+            return hd_fail(err, HD_TIMEOUT, "%s/lock: held by another process for %d ms", s->path, LOCK_WAIT_MS);
         nanosleep(&step, NULL);
     }
 }

@@ -58,7 +58,7 @@ struct store {
 
     pthread_t writer;
     bool started;
-    pthread_mutex_t mu; /* guards everything below; never held over a file operation */
+    pthread_mutex_t mu;  /* guards everything below; never held over a file operation */
     pthread_cond_t work; /* to the writer */
     pthread_cond_t done; /* from the writer, and from the last reader of a slot */
     bool stop;
@@ -75,17 +75,17 @@ struct store {
 
     uint8_t *ring;
     uint64_t ring_tail; /* where the next piece may begin; the oldest begins at its slot's ring_at */
-    store_slot *slots; /* opt.max_queued, a ring: [slot_head, slot_head + n_slots) */
+    store_slot *slots;  /* opt.max_queued, a ring: [slot_head, slot_head + n_slots) */
     uint32_t slot_head, n_slots;
     uint64_t next_seq, done_seq; /* pages with seq < done_seq are settled */
-    uint64_t flush_seq;         /* pages below do not linger */
+    uint64_t flush_seq;          /* pages below do not linger */
     uint64_t failed_since_flush;
     uint64_t t_retry_us, t_scan_us;
     uint64_t scans_asked, scans_done;
     store_counts n;
 };
 
-uint64_t store_now_us(void); /* monotonic */
+uint64_t store_now_us(void);                                     /* monotonic */
 void store_wait(store *s, pthread_cond_t *c, uint64_t until_us); /* with mu held */
 void store_fail_start(bool on); /* tests: the writer thread does not start, for this thread's opens */
 static inline store_slot *store_slot_at(store *s, uint32_t i) { return &s->slots[(s->slot_head + i) % s->opt.max_queued]; }

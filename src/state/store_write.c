@@ -184,11 +184,10 @@ void *store_writer(void *arg) {
         }
         q = store_slot_at(s, 0);
         due = q->t_us + s->opt.linger_ms * (uint64_t)1000;
-        if (full || q->seq < s->flush_seq ||
-            s->n.queue_bytes >= s->opt.queue_bytes / 2 || s->n_slots >= s->opt.max_queued / 2 || store_now_us() >= due)
+        if (full || q->seq < s->flush_seq || s->n.queue_bytes >= s->opt.queue_bytes / 2 || s->n_slots >= s->opt.max_queued / 2 ||
+            store_now_us() >= due)
             write_some(s, n, bytes);
-        else
-            store_wait(s, &s->work, due);
+        else store_wait(s, &s->work, due);
     }
     pthread_mutex_unlock(&s->mu);
     return NULL;

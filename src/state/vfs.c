@@ -150,9 +150,9 @@ static int64_t real_now_s(void *ctx) {
     return time(NULL);
 }
 
-const vfs vfs_real = {NULL,        real_open_dir, real_open,  real_close, real_pread, real_pwrite, real_reserve,
-                      real_sync,   real_rename,   real_unlink, real_lock, real_stat,  real_touch,  real_list,
-                      real_changed, real_random,  real_now_s};
+const vfs vfs_real = {NULL,         real_open_dir, real_open,    real_close,  real_pread, real_pwrite,
+                      real_reserve, real_sync,     real_rename,  real_unlink, real_lock,  real_stat,
+                      real_touch,   real_list,     real_changed, real_random, real_now_s};
 
 int vfs_read(const vfs *fs, int fd, void *buf, size_t n, uint64_t at) {
     for (size_t done = 0; done < n;) {

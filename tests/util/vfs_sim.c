@@ -119,9 +119,7 @@ static void sim_close(void *ctx, int fd) {
     pthread_mutex_unlock(&s->mu);
 }
 
-static size_t part(vfs_sim *s, size_t n) {
-    return s->short_io && n > 1 ? 1 + rng_next(&s->rng) % n : n;
-}
+static size_t part(vfs_sim *s, size_t n) { return s->short_io && n > 1 ? 1 + rng_next(&s->rng) % n : n; }
 
 static int64_t sim_pread(void *ctx, int fd, void *buf, size_t n, uint64_t at) {
     vfs_sim *s = ctx;

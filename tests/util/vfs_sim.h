@@ -33,7 +33,7 @@ typedef struct {
     uint64_t capacity; /* bytes of all files as seen; above: ENOSPC */
 
     long n_ops, n_syncs;
-    long fail_at;    /* this operation fails (0: the first), or -1 */
+    long fail_at; /* this operation fails (0: the first), or -1 */
     int fail_errno;
     bool fail_stays; /* and all after it: the process is as good as dead */
     bool short_io;   /* reads and writes do a part */
@@ -54,7 +54,7 @@ typedef struct {
 
 void vfs_sim_init(vfs_sim *s, uint64_t seed);
 void vfs_sim_deinit(vfs_sim *s);
-void vfs_sim_cut(vfs_sim *s); /* no store is open */
+void vfs_sim_cut(vfs_sim *s);                        /* no store is open */
 void vfs_sim_copy(vfs_sim *to, const vfs_sim *from); /* names and contents only, all synced; to is initialised */
 
 /* For tests that look and spoil: the i-th file whose name ends in ".kv" in the order of names, or NULL. */
