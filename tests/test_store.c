@@ -348,7 +348,6 @@ static void leftovers_go_when_their_writer_is_gone(void **state) {
     vfs_stat st;
     (void)state;
     assert_int_equal(fs->lock(fs->ctx, fd, true), 0);
-    sim.now_s += 1000;
     store_close(open_sim(NULL));
     assert_int_equal(fs->stat(fs->ctx, 0, name, &st), 0); /* its writer lives */
     fs->close(fs->ctx, fd);

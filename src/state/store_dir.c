@@ -120,12 +120,12 @@ static hd_status load(store *s, listed *x) {
     return st == HD_NOMEM ? HD_NOMEM : HD_OK;
 }
 
-/* An unfinished file whose writer is gone: nobody holds its lock. */
-static void remove_orphan(store *s, listed *x, int64_t now_s) {
+/* An unfinished file whose writer is gone: nobody holds its lock.  The directory's lock is held, as it is while a new file is
+ * made and locked, so none is met in between. */
+static void remove_orphan(store *s, listed *x) {
     const vfs *fs = s->fs;
     char name[SEG_NAME];
     int fd;
-    if (x->st.mtime_s + STORE_ORPHAN_S > now_s) return;
     seg_name(name, x->id, true);
     if ((fd = fs->open(fs->ctx, s->dir, name, VFS_READ)) < 0) return;
     if (!fs->lock(fs->ctx, fd, true) && !fs->unlink(fs->ctx, s->dir, name)) x->gone = true;
@@ -157,7 +157,7 @@ static hd_status make_room_for(store *s, listing *l, uint64_t need_bytes, uint32
     for (size_t i = 0; i < l->n; i++) {
         listed *x = &l->v[i];
         if (x->gone || !stat_one(s, x)) continue;
-        if (x->temporary) remove_orphan(s, x, now_s);
+        if (x->temporary) remove_orphan(s, x);
         if (x->gone) continue;
         bytes += x->st.size;
         files++;

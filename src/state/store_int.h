@@ -14,7 +14,6 @@ enum {
     STORE_NONE = -1,
     STORE_MAX_LISTED = 65536, /* names looked at in the directory */
     STORE_TOUCH_S = 60,       /* a segment's last use is kept to this grain */
-    STORE_ORPHAN_S = 60,      /* an unfinished file this old that nobody locks is removed */
     STORE_SCRATCH = 1 << 20,
 };
 

@@ -144,7 +144,8 @@ static void write_some(store *s, uint32_t n, uint64_t bytes) {
         s->n.bytes += h.size;
     }
     if (st) {
-        paused = s->n.writing && st != HD_TIMEOUT;
+        /* That others hold the lock or take all the room passes; a disk that fails had better be left alone for a while. */
+        paused = s->n.writing && st != HD_TIMEOUT && st != HD_FULL;
         if (paused) pause_writing(s, &err);
         else snprintf(s->n.last_error, sizeof s->n.last_error, "%.199s", err.msg);
     }
