@@ -15,7 +15,10 @@ typedef struct {
     uint32_t threads, ctx, step_tokens, max_rows, max_queued, default_max_tokens, page_tokens;
     uint64_t kv_budget;
     uint64_t stuck_timeout_us; /* 0: the engine's own */
-    const char *kv_type, *state_dir, *isa;
+    const char *kv_type, *isa;
+    const char *state_dir;     /* --state-dir: cached pages outlive the process there */
+    const char *state_key;     /* --state-key-file: they are encrypted */
+    uint64_t state_cap;        /* --state-cap: bytes of them */
     bool no_cache;             /* --no-cache: every prompt is computed anew */
     const char *trace_path;    /* --trace: opened and closed with the model, unless trace is given */
     trace *trace;              /* borrowed */
@@ -24,7 +27,8 @@ typedef struct {
     {"--threads", OPT_UINT, &(m).threads, NULL}, {"--ctx", OPT_UINT, &(m).ctx, NULL},                                  \
         {"--kv-budget", OPT_SIZE, &(m).kv_budget, NULL}, {"--kv-type", OPT_STR, &(m).kv_type, NULL},                   \
         {"--step-tokens", OPT_UINT, &(m).step_tokens, NULL}, {"--max-rows", OPT_UINT, &(m).max_rows, NULL},            \
-        {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
+        {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--state-cap", OPT_SIZE, &(m).state_cap, NULL},               \
+        {"--state-key-file", OPT_STR, &(m).state_key, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
         {"--page-tokens", OPT_UINT, &(m).page_tokens, NULL}, {"--no-cache", OPT_FLAG, &(m).no_cache, NULL}
 #define TRACE_OPT_DEF(m) {"--trace", OPT_STR, &(m).trace_path, NULL}
 
@@ -32,6 +36,7 @@ typedef struct {
 typedef struct {
     model *m;
     engine *e;
+    store *store;
     trace *trace; /* NULL: none, or not ours */
     uint64_t load_us;
 } loaded;

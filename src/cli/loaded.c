@@ -44,7 +44,10 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
         fprintf(stderr, "heddle: --threads must be at most 256\n");
         return EXIT_USAGE;
     }
-    if (o->state_dir) fprintf(stderr, "heddle: --state-dir has no effect yet: nothing is kept across restarts\n");
+    if (!o->state_dir && (o->state_key || o->state_cap)) {
+        fprintf(stderr, "heddle: --state-key-file and --state-cap need a --state-dir\n");
+        return EXIT_USAGE;
+    }
     if (o->trace_path && !o->trace) {
         if (trace_open(&l->trace, o->trace_path, 0, &err)) return fail_with(&err);
         eo.trace = l->trace;
@@ -53,6 +56,14 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
     if (model_open(&l->m, name, &mo, &err)) {
         loaded_close(l);
         return fail_with(&err);
+    }
+    if (with_engine && o->state_dir) {
+        store_opts so = {.dir = o->state_dir, .key_file = o->state_key, .cap_bytes = o->state_cap};
+        if (store_open(&l->store, &so, &err)) {
+            loaded_close(l);
+            return fail_with(&err);
+        }
+        eo.store = l->store;
     }
     if (with_engine && engine_open(&l->e, l->m, &eo, &err)) {
         loaded_close(l);
@@ -63,7 +74,8 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
 }
 
 void loaded_close(loaded *l) {
-    engine_close(l->e);
+    engine_close(l->e); /* writes what is cached to the store */
+    if (l->store) store_close(l->store);
     model_close(l->m);
     trace_close(l->trace);
     memset(l, 0, sizeof *l);

@@ -21,7 +21,7 @@
     "       [--max-queued N] [--default-max-tokens N] [--max-body SIZE] [--max-connections N] [--cors-origin ORIGIN]\n" \
     "       [--comment-interval SECONDS] [--drain-timeout SECONDS] [--stuck-timeout SECONDS] [--trace FILE]\n"  \
     "       [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--max-rows N]\n"                \
-    "       [--page-tokens N] [--no-cache]"
+    "       [--page-tokens N] [--no-cache] [--state-dir D] [--state-cap SIZE] [--state-key-file F]"
 
 enum { MAX_KEYS = 256, SPARE_FILES = 128 };
 /* A comment within the patience of every proxy; a drain no service manager waits longer for; steps of a day are a hang. */

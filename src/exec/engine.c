@@ -205,11 +205,16 @@ static bool admit_one(engine *e) {
         pthread_mutex_unlock(&e->mu);
         min_rank = rank + 1;
     }
+    if (disk_fetch(x, s)) {
+        e->fetching = true; /* it stays in the line meanwhile */
+        return false;
+    }
     pthread_mutex_lock(&e->mu);
     line_remove(&e->waiting, s);
     if (!s->row) line_charge(&e->waiting, s, executor_projected_tokens(x, s));
     pthread_mutex_unlock(&e->mu);
     executor_admit(x, s, rank);
+    disk_fetch_end(x);
     return true;
 }
 
@@ -233,7 +238,9 @@ static uint64_t admit(engine *e) {
         pthread_mutex_unlock(&e->mu);
         return refused ? now + LEASE_RETRY_US : UINT64_MAX; /* else the coordinator wakes us */
     }
+    if (!someone) disk_fetch_end(x);
     if (!someone || !changed) return someone ? due : UINT64_MAX;
+    e->fetching = false;
     while (admit_one(e)) {}
     pthread_mutex_lock(&e->mu);
     due = line_next_change(&e->waiting, now);
@@ -245,8 +252,8 @@ static uint64_t admit(engine *e) {
     e->rank_due_us = due;
     e->line_changed = false; /* what our own preemptions changed was looked at */
     pthread_mutex_unlock(&e->mu);
-    x->freed = false;
-    return due;
+    x->freed = e->fetching;
+    return e->fetching ? now : due;
 }
 
 /* ---- turns ---- */

@@ -14,6 +14,7 @@
 #include "decode/stop.h"
 #include "exec/cancel.h"
 #include "model/model.h"
+#include "state/store.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,6 +43,7 @@ typedef struct {
     uint64_t collect_tokens;     /* held unread by all collecting sessions together: 65,536 */
     uint32_t max_leases_queued;  /* waiting exclusive jobs: 64 */
     bool no_cache;               /* rows share nothing and leave nothing behind */
+    store *store;                /* cached pages that must go, go there, and come back from there; borrowed; NULL: none */
     const hd_clock *clock;       /* hd_clock_real */
     trace *trace;                /* what happens is written there; borrowed; NULL: nothing is */
     bool manual;                 /* no thread of its own: engine_turn drives it (tests with a turned clock) */
@@ -214,6 +216,8 @@ typedef struct {
     uint64_t pages_total, pages_used, pages_cached; /* used: by rows, each counted once; cached: held by none */
     uint64_t pages_shared;     /* how many more rows would hold if they shared nothing */
     uint64_t pages_evicted;    /* ever */
+    bool has_store;
+    store_counts store;
     uint64_t kv_bytes_total, kv_bytes_used, kv_bytes_cached;
     kv_scheme kv_type, kv_type_sliding;
     uint32_t page_tokens, ctx, max_rows, max_queued, step_tokens;

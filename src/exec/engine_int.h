@@ -29,6 +29,7 @@ struct engine {
     uint64_t next_order, next_id;
     bool draining, closing;
     uint64_t requests_total, rejected_full;
+    bool fetching;                  /* the head of a line is being read for from disk; executor */
     uint64_t rested_at;             /* the step after which free memory was handed back; executor */
     bool line_changed;              /* someone came, went or changed: admission looks again */
     uint64_t line_due_us;           /* no one waiting has a deadline before this */

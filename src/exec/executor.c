@@ -90,7 +90,7 @@ static hd_status bound_context(executor *x, hd_err *err) {
 }
 
 hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err *err) {
-    uint64_t page_bytes[MODEL_MAX_GROUPS];
+    uint64_t page_bytes[MODEL_MAX_GROUPS] = {0};
     uint32_t windows[MODEL_MAX_GROUPS];
     step_limits lim;
     hd_status st;
@@ -113,9 +113,10 @@ hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err
     if ((st = kv_open(&x->kv, x->opt.kv_budget_bytes, x->n_groups, page_bytes, err)) || (st = bound_context(x, err)) ||
         (st = prefix_open(&x->tree, x->kv, x->opt.page_tokens, x->n_groups, windows, err)))
         goto fail;
+    memcpy(x->page_bytes, page_bytes, sizeof page_bytes);
     x->max_pages = pages_for(x->opt.ctx, x->opt.page_tokens);
     lim.ctx = x->opt.ctx; /* what the budget holds */
-    if ((st = model_plan(m, &lim, err))) goto fail;
+    if ((st = model_plan(m, &lim, err)) || (st = disk_open(x, err))) goto fail;
     x->rows = hd_calloc(x->opt.max_rows, sizeof *x->rows);
     x->segs = hd_calloc(x->opt.max_rows, sizeof *x->segs);
     x->seg_rows = hd_calloc(x->opt.max_rows, sizeof *x->seg_rows);
@@ -129,6 +130,7 @@ fail:
 
 void executor_close(executor *x) {
     HD_ASSERT(!x->n_rows);
+    disk_close(x);
     prefix_close(x->tree);
     kv_close(x->kv);
     hd_free(x->rows);

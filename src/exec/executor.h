@@ -28,6 +28,18 @@ struct executor {
     row **seg_rows;
     void *sample_work;
     hd_buf text_a, text_b;       /* of one token: detokenised, then past the stop filter */
+    /* The disk tier, where opt.store is set. */
+    uint8_t identity[32];        /* of the model */
+    uint64_t page_bytes[KV_MAX_GROUPS]; /* as the model writes them; kv_page_bytes is a little more */
+    bool closing;
+    bool spilling;               /* dropped pages go there */
+    struct {
+        bool on;
+        uint64_t order;          /* of the session it is for */
+        prefix_node *at;         /* down to here nodes are used by the fetch, so that they stay */
+        uint32_t n_nodes, goal;
+        uint8_t *has;            /* [max_pages] groups that the tree or the disk has */
+    } fetch;
     bool freed;                  /* rows or pages became free since the caller last looked */
     /* Counters; others read them at any time.  What a request adds is there before its reader sees its end. */
     atomic_ullong steps, prompt_tokens, generated_tokens, preemptions, faults_contained, pauses;
@@ -85,6 +97,7 @@ void executor_evict_ended(executor *x);
 void executor_place(executor *x, row *r);            /* r->rank changed or r is the last: put it where it belongs */
 
 /* ---- share.c: rows and the prefix tree ---- */
+uint32_t share_most(const executor *x, const session *s); /* tokens that s may take up at most */
 /* What s could take up in whole pages if it were admitted now. */
 void share_find(const executor *x, const session *s, prefix_hit *h);
 /* Bytes that admitting s would commit, given that hit: what it will hold for itself, and what it takes up that no row
@@ -101,5 +114,14 @@ bool share_follow(executor *x, row *r);
 void share_end(executor *x, row *r, bool keep);
 /* Windows have moved on: let go of the page of group g before r->first_page[g] was raised past i. */
 void share_release(executor *x, row *r, uint32_t g, uint32_t i);
+
+/* ---- disk.c: the prefix tree and the disk tier ---- */
+hd_status disk_open(executor *x, hd_err *err);
+/* Everything that is cached goes to disk; bounded in time. */
+void disk_close(executor *x);
+/* s may be admitted.  Read pages that it can take up from disk into the tree, some each time.  True: there are more. */
+bool disk_fetch(executor *x, const session *s);
+/* Whatever was being read stays cache and no more. */
+void disk_fetch_end(executor *x);
 
 #endif

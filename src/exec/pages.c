@@ -104,6 +104,10 @@ void pages_take(executor *x, row *r, uint32_t n) {
     uint64_t need = bytes_with(x, r, want);
     while (need > r->reserved_bytes && executor_committed(x) - r->reserved_bytes + need > x->opt.kv_budget_bytes) {
         row *last = x->rows[x->n_rows - 1];
+        if (x->fetch.on) {
+            disk_fetch_end(x);
+            continue;
+        }
         HD_ASSERT(x->n_rows > 1); /* one row alone always fits: executor_check */
         preempt(x, last);
         if (last == r) return;

@@ -12,14 +12,15 @@ static bool shares(const executor *x, const session *s) { return !x->opt.no_cach
 static const char *space(const session *s) { return s->copy.space; }
 
 /* The last token's output is always wanted. */
-static uint32_t may_skip(const executor *x, const session *s, uint32_t n_tokens) {
+uint32_t share_most(const executor *x, const session *s) {
+    uint32_t n_tokens = s->row ? s->row->n_tokens : (uint32_t)s->copy.req.n_prompt;
     uint32_t n = shares(x, s) && s->method->skips ? s->method->skips(s, n_tokens) : 0;
     return n < n_tokens ? n : n_tokens - 1;
 }
 
 static void find(const executor *x, const session *s, bool tail, prefix_hit *h) {
     const row *r = s->row;
-    uint32_t n_tokens = r ? r->n_tokens : (uint32_t)s->copy.req.n_prompt, n = may_skip(x, s, n_tokens);
+    uint32_t n = share_most(x, s);
     if (n) {
         prefix_find(x->tree, space(s), r ? r->tokens : s->copy.req.prompt, n, tail, h);
     } else {
@@ -163,8 +164,8 @@ bool share_follow(executor *x, row *r) {
     if (!r->root || r->alone || r->n_done != r->n_shared * page) return false;
     for (uint32_t g = 0; g < x->n_groups; g++)
         if (r->n_pages[g] != r->n_shared) return false; /* it has a page for what comes next */
-    while (may_skip(x, r->s, r->n_tokens) >= r->n_done + page &&
-           (n = prefix_next(x->tree, r->n_shared ? r->path[r->n_shared - 1] : r->root, r->tokens + r->n_done))) {
+    while (share_most(x, r->s) >= r->n_done + page &&
+           (n = prefix_next(x->tree, r->n_shared ? r->path[r->n_shared - 1] : r->root, r->tokens + r->n_done, true))) {
         uint64_t moved = prefix_node_bytes(x->tree);
         go_through(x, r, n, true);
         r->n_done += page;
@@ -180,7 +181,7 @@ bool share_follow(executor *x, row *r) {
         pages_drop_behind_window(x, r);
         count_taken(r, page);
     }
-    if (may_skip(x, r->s, r->n_tokens) < r->n_done + page) return false;
+    if (share_most(x, r->s) < r->n_done + page) return false;
     for (uint32_t i = 0; i < x->n_rows; i++) {
         if (x->rows[i] == r) earlier = false;
         else if (computes_for(x, x->rows[i], r, earlier)) return true;

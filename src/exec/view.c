@@ -185,6 +185,7 @@ void engine_look(engine *e, engine_view *out) {
     out->step_ms_max = (double)atomic_load(&e->step_us_max) / 1000;
     out->failed = stuck(e);
     count(&e->x, out);
+    if ((out->has_store = e->opt.store != NULL)) store_stats(e->opt.store, &out->store);
     out->ctx = e->opt.ctx;
     out->max_rows = e->opt.max_rows;
     out->max_queued = e->opt.max_queued;

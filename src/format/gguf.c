@@ -23,6 +23,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 /* --- messages --- */
 
@@ -509,6 +510,16 @@ uint64_t gguf_file_bytes(const gguf *g) {
     uint64_t n = 0;
     for (size_t i = 0; i < g->n_parts; i++) n += g->parts[i].size;
     return n;
+}
+
+bool gguf_digest(const gguf *g, uint8_t out[16]) {
+    XXH3_state_t *h = XXH3_createState();
+    if (!h) return false;
+    XXH3_128bits_reset(h);
+    for (size_t i = 0; i < g->n_parts; i++) XXH3_128bits_update(h, g->parts[i].data, g->parts[i].size);
+    XXH128_canonicalFromHash((XXH128_canonical_t *)out, XXH3_128bits_digest(h));
+    XXH3_freeState(h);
+    return true;
 }
 
 size_t gguf_n_tensors(const gguf *g) { return g->n_tensors; }

@@ -85,6 +85,10 @@ hd_status gguf_arr_f32(const gguf *g, const char *key, float *out, size_t n, hd_
 hd_status gguf_arr_strs(const gguf *g, const char *key, gguf_str *out, size_t n, hd_err *err);
 
 /* Tensors, in file order; found by name in O(log n).  NULL if absent. */
+/* A digest of everything in the file, or in all its parts: reads all of it.  XXH3-128, seed 0, of each part's bytes in the
+ * order of parts.  False: no memory. */
+bool gguf_digest(const gguf *g, uint8_t out[16]);
+
 size_t gguf_n_tensors(const gguf *g);
 const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i);
 const gguf_tensor *gguf_tensor_find(const gguf *g, const char *name);

@@ -26,10 +26,13 @@ static void decoder_close(model *m) {
     hd_free(d);
 }
 
+static bool decoder_digest(const model *m, uint8_t out[16]) { return gguf_digest(((const decoder *)m)->file, out); }
+
 static const model_ops decoder_ops = {
     .close = decoder_close,
     .plan = decoder_plan,
     .rest = decoder_rest,
+    .digest = decoder_digest,
     .workspace_bytes = decoder_workspace_bytes,
     .page_bytes = decoder_page_bytes,
     .forward = decoder_forward,

@@ -3,7 +3,11 @@
 #include "base/mem.h"
 #include "base/topology.h"
 
+#include <openssl/evp.h>
 #include <string.h>
+
+/* Kernel paths give the same bits, so they are not part of it. */
+static const char numerics[] = "heddle numerics 1";
 
 hd_status model_open(model **out, const char *name, const model_options *opt, hd_err *err) {
     static const model_options none = {0};
@@ -29,6 +33,13 @@ const kernels *model_kernels(const model *m) { return m->k; }
 hd_status model_plan(model *m, const step_limits *lim, hd_err *err) { return m->ops->plan(m, lim, err); }
 void model_rest(model *m) {
     if (m->ops->rest) m->ops->rest(m);
+}
+
+hd_status model_identity(const model *m, uint8_t out[32], hd_err *err) {
+    uint8_t all[sizeof numerics + 16];
+    memcpy(all, numerics, sizeof numerics);
+    if (m->ops->digest(m, all + sizeof numerics) && EVP_Digest(all, sizeof all, out, NULL, EVP_sha256(), NULL)) return HD_OK;
+    return hd_fail(err, HD_NOMEM, "model: no memory for a digest");
 }
 
 uint64_t model_workspace_bytes(const model *m, const step_limits *lim) { return m->ops->workspace_bytes(m, lim); }

@@ -101,6 +101,9 @@ typedef struct {
 hd_status model_plan(model *m, const step_limits *lim, hd_err *err);
 /* No step for a while: hand the workspace's memory back to the system; the next step takes it again.  Executor thread. */
 void model_rest(model *m);
+/* 32 bytes that stand for everything that decides the bits of a page but tokens, KV schemes and page size: the model's
+ * contents, and the version of our numerics.  Reads the whole file.  HD_NOMEM. */
+hd_status model_identity(const model *m, uint8_t out[32], hd_err *err);
 uint64_t model_workspace_bytes(const model *m, const step_limits *lim);
 /* Bytes of one page of group g; 0 if the scheme is not one this model can use. */
 uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme);

@@ -8,6 +8,7 @@ typedef struct {
     void (*close)(model *m);
     hd_status (*plan)(model *m, const step_limits *lim, hd_err *err);
     void (*rest)(model *m); /* NULL: nothing to give back */
+    bool (*digest)(const model *m, uint8_t out[16]); /* of the file's contents */
     uint64_t (*workspace_bytes)(const model *m, const step_limits *lim);
     uint64_t (*page_bytes)(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme);
     hd_status (*forward)(model *m, const step *st, uint32_t *bad_seg, hd_err *err);

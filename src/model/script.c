@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <xxhash.h>
 
 
 static hd_status script_plan(model *m, const step_limits *lim, hd_err *err) {
@@ -139,9 +140,15 @@ static hd_status script_forward(model *m, const step *st, uint32_t *bad_seg, hd_
     return HD_OK;
 }
 
+static bool script_digest(const model *m, uint8_t out[16]) {
+    memcpy(out, ((const script_model *)m)->digest, 16);
+    return true;
+}
+
 static const model_ops script_ops = {
     .close = script_close,
     .plan = script_plan,
+    .digest = script_digest,
     .workspace_bytes = script_workspace_bytes,
     .page_bytes = script_page_bytes,
     .forward = script_forward,
@@ -164,6 +171,7 @@ hd_status script_open_memory(model **out, const char *text, size_t n, const char
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &attr);
     pthread_condattr_destroy(&attr);
+    XXH128_canonicalFromHash((XXH128_canonical_t *)s->digest, XXH3_128bits(text, n));
     s->base.k = kernels_get(NULL);
     s->base.info = (model_info){.arch = "script", .bos = -1, .eos = -1, .n_groups = 1, .isa = "script", .n_threads = 1,
                                 .scripted = true, .n_layers = 1, .width = SCRIPT_WIDTH, .temperature = __builtin_nanf(""),

@@ -40,6 +40,7 @@ typedef struct {
     model base;
     script_rule *rules; /* the default rule is the last */
     size_t n_rules;
+    uint8_t digest[16]; /* of the file */
     uint64_t step_delay_us, token_delay_us, prompt_delay_us;
     float *logits, *hidden;
     step_limits lim;

@@ -210,6 +210,13 @@ void metrics_write(server *s, hd_buf *b) {
     one(b, l, "heddle:kv_pages_shared", "gauge", "pages saved by rows that share", (double)v.pages_shared);
     one(b, l, "heddle:kv_pages_evicted_total", "counter", "cached pages that made room", (double)v.pages_evicted);
     one(b, l, "heddle:kv_cached_bytes", "gauge", "bytes of KV kept for reuse", (double)v.kv_bytes_cached);
+    if (v.has_store) {
+        one(b, l, "heddle:disk_bytes", "gauge", "bytes of cached pages on disk", (double)v.store.bytes);
+        one(b, l, "heddle:disk_hits_total", "counter", "pages read back from disk", (double)v.store.hits);
+        one(b, l, "heddle:disk_written_bytes_total", "counter", "bytes of pages written", (double)v.store.written_bytes);
+        one(b, l, "heddle:disk_dropped_total", "counter", "pages that found no room in the queue", (double)v.store.put_dropped);
+        one(b, l, "heddle:disk_write_errors_total", "counter", "failed writes", (double)v.store.write_errors);
+    }
     head(b, "heddle:prefix_cache_misses_total", "counter", "prompts by why no more of them was cached");
     for (int i = 0; i < N_PREFIX_MISSES; i++)
         buf_fmt(b, "heddle:prefix_cache_misses_total{%s,reason=\"%s\"} %llu\n", l, prefix_miss_name((prefix_miss)i),

@@ -13,6 +13,21 @@ static void write_id(jsonw *w, const char *id) {
     jsonw_key(w, "id"), jsonw_strn(w, id, cut ? (size_t)(cut - id) : strlen(id));
 }
 
+static void write_store(jsonw *w, const store_counts *c) {
+    const struct {
+        const char *key;
+        uint64_t v;
+    } n[] = {{"files", c->files}, {"pages", c->pages}, {"bytes", c->bytes}, {"cap_bytes", c->cap_bytes},
+             {"queue_bytes", c->queue_bytes}, {"hits", c->hits}, {"misses", c->misses}, {"dropped", c->put_dropped},
+             {"damaged_files", c->damaged_files}, {"evicted_files", c->evicted_files}, {"written_bytes", c->written_bytes},
+             {"read_bytes", c->read_bytes}, {"write_errors", c->write_errors}};
+    jsonw_key(w, "disk"), jsonw_obj(w);
+    for (size_t i = 0; i < sizeof n / sizeof *n; i++) jsonw_key(w, n[i].key), jsonw_uint(w, n[i].v);
+    jsonw_key(w, "writing"), jsonw_bool(w, c->writing);
+    jsonw_key(w, "last_error"), jsonw_str(w, c->last_error);
+    jsonw_obj_end(w);
+}
+
 bool state_write(server *s, hd_buf *out) {
     engine_view v = {0};
     row_view *rows = NULL;
@@ -69,6 +84,7 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "evicted"), jsonw_uint(&w, v.pages_evicted);
     jsonw_key(&w, "page_tokens"), jsonw_uint(&w, v.page_tokens);
     jsonw_obj_end(&w);
+    if (v.has_store) write_store(&w, &v.store);
     jsonw_key(&w, "step"), jsonw_obj(&w);
     jsonw_key(&w, "count"), jsonw_uint(&w, v.steps);
     jsonw_key(&w, "tokens_last"), jsonw_uint(&w, v.step_tokens_last);

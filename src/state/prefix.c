@@ -22,6 +22,8 @@ struct prefix_tree {
     double clock;
     uint64_t uses;
     uint64_t in_use;
+    void (*leaving)(void *ctx, prefix_node *n);
+    void *leaving_ctx;
     uint64_t ghost[GHOSTS]; /* hashes of nodes that were evicted: a table that forgets by overwriting */
     prefix_stats st;
 };
@@ -247,6 +249,10 @@ static void drop_page(prefix_tree *t, prefix_node *n, uint32_t g) {
     t->st.evicted_pages++;
 }
 
+static void tell(prefix_tree *t, prefix_node *n) {
+    if (t->leaving && n->n_tokens == t->page_tokens) t->leaving(t->leaving_ctx, n);
+}
+
 static bool is_empty(const prefix_tree *t, const prefix_node *n) {
     for (uint32_t g = 0; g < t->n_groups; g++)
         if (n->page[g]) return false;
@@ -267,6 +273,7 @@ static void remove_leaf(prefix_tree *t, prefix_node *n) {
         prefix_node *up = n->parent;
         uint32_t at = place_of(up, n->tokens, n->n_tokens);
         HD_ASSERT(!n->users && !n->n_children && up->child[at] == n);
+        if (!is_empty(t, n)) tell(t, n);
         for (uint32_t g = 0; g < t->n_groups; g++) drop_page(t, n, g);
         take_out(up->child, &up->n_children, at);
         t->ghost[n->hash % GHOSTS] = n->hash;
@@ -288,6 +295,7 @@ bool prefix_evict(prefix_tree *t) {
     c = t->heap[0];
     if (c.node->worth[c.g] > t->clock) t->clock = c.node->worth[c.g];
     if (t->window[c.g]) {
+        if (c.node->marked) tell(t, c.node);
         drop_page(t, c.node, c.g);
         if (c.node->users || c.node->n_children || !is_empty(t, c.node)) return true;
     }
@@ -425,9 +433,16 @@ static bool whole(const prefix_tree *t, const prefix_node *n) {
     return true;
 }
 
-prefix_node *prefix_next(prefix_tree *t, prefix_node *at, const int32_t *tokens) {
+prefix_node *prefix_next(prefix_tree *t, prefix_node *at, const int32_t *tokens, bool all) {
     prefix_node *c = exact(at, tokens, t->page_tokens);
-    return c && whole(t, c) ? c : NULL;
+    return c && (!all || whole(t, c)) ? c : NULL;
+}
+
+const char *prefix_space(const prefix_node *root) { return space_name(root); }
+
+void prefix_watch(prefix_tree *t, void (*leaving)(void *ctx, prefix_node *n), void *ctx) {
+    t->leaving = leaving;
+    t->leaving_ctx = ctx;
 }
 
 /* from[g]: the first of the pages that go on without a gap up to page `end`.  Does a row of n tokens see no gap? */

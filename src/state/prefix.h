@@ -17,6 +17,7 @@
 #define HD_STATE_PREFIX_H
 
 #include "state/kv.h"
+#include "state/pagekey.h"
 
 typedef struct prefix_tree prefix_tree;
 typedef struct prefix_node prefix_node;
@@ -35,6 +36,8 @@ struct prefix_node {
     uint64_t since[KV_MAX_GROUPS];   /* order in which pages came to be unused: the longest unused goes first among equals */
     uint32_t hits;
     bool marked;
+    bool keyed;                      /* key is known: it is worked out when it is first asked for */
+    pagekey key;
     uint64_t hash;                   /* of all tokens up to its end, and of its namespace */
     int32_t *tokens;
 };
@@ -73,8 +76,8 @@ typedef struct {
 void prefix_find(prefix_tree *t, const char *space, const int32_t *tokens, uint32_t n, bool tail, prefix_hit *h);
 /* The first page of group g (index) that a row with n tokens done still sees. */
 uint32_t prefix_first_seen(const prefix_tree *t, uint32_t g, uint32_t n);
-/* The full node after `at` with these page_tokens tokens, all of whose pages are there; NULL: none. */
-prefix_node *prefix_next(prefix_tree *t, prefix_node *at, const int32_t *tokens);
+/* The full node after `at` with these page_tokens tokens; NULL: none.  whole: all of its pages must be there. */
+prefix_node *prefix_next(prefix_tree *t, prefix_node *at, const int32_t *tokens, bool whole);
 
 /* The namespace's root, made if need be.  NULL: no memory. */
 prefix_node *prefix_root(prefix_tree *t, const char *space);
@@ -90,6 +93,9 @@ void prefix_release(prefix_tree *t, prefix_node *n, uint32_t g);
 prefix_node *prefix_add(prefix_tree *t, prefix_node *at, const int32_t *tokens, uint32_t n, void *const *pages);
 /* Rows will go on from somewhere near the end of this node: windows that end there are worth the whole prefix. */
 void prefix_mark(prefix_tree *t, prefix_node *n);
+const char *prefix_space(const prefix_node *root);
+/* leaving(ctx, n) is told of full nodes just before they, or the windowed page of one that is marked, are dropped. */
+void prefix_watch(prefix_tree *t, void (*leaving)(void *ctx, prefix_node *n), void *ctx);
 /* Drop what is worth least of what nobody uses.  False: there is nothing. */
 bool prefix_evict(prefix_tree *t);
 

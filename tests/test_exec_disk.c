@@ -1,0 +1,197 @@
+/* test_exec_disk.c - the disk tier under the executor: what was computed before a restart, or had to make room, comes back
+ * from disk, answers are those of a cold engine to the bit, and damage costs time only. */
+#include "base/mem.h"
+#include "exec/engine.h"
+#include "tiny/tiny_model.h"
+#include "util/runs.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PAGE = 16, LONG = 300 };
+
+static hd_err err;
+static char dir[] = "/tmp/heddle-disk-XXXXXX";
+static int32_t prompt[LONG];
+
+typedef struct {
+    char path[40];
+    store *st;
+    model *m;
+    engine *e;
+} rig;
+
+static rig open_rig(const char *variant, uint64_t budget, bool with_store) {
+    rig r = {.path = "/tmp/heddle-disk-m-XXXXXX"};
+    model_options mo = {.n_threads = 1};
+    store_opts so = {.dir = dir, .linger_ms = 1};
+    engine_options eo = {.page_tokens = PAGE, .step_tokens = 64, .kv_budget_bytes = budget, .ctx = 512};
+    int fd = mkstemp(r.path);
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(tiny_model_write(tiny_variant_find(variant), NULL, r.path), 0);
+    if (with_store && store_open(&r.st, &so, &err)) fail_msg("%s", err.msg);
+    eo.store = r.st;
+    if (model_open(&r.m, r.path, &mo, &err) || engine_open(&r.e, r.m, &eo, &err)) fail_msg("%s", err.msg);
+    return r;
+}
+
+static void close_rig(rig *r) {
+    engine_close(r->e);
+    if (r->st) store_close(r->st);
+    model_close(r->m);
+    unlink(r->path);
+}
+
+static gen_request asks(uint32_t n) {
+    gen_request q = {.id = "", .prompt = prompt, .n_prompt = n, .max_tokens = 20, .ignore_eos = true};
+    sampling_defaults(&q.sampling);
+    q.sampling.seed = 5;
+    q.sampling.logprobs = true;
+    q.sampling.n_top_logprobs = 5;
+    return q;
+}
+
+static run_result ask(rig *r, uint32_t n) {
+    gen_request q = asks(n);
+    run_result out;
+    run_all(r->e, &q, 1, NULL, &out);
+    return out;
+}
+
+static void same(const run_result *a, run_result *b) {
+    const char *what = run_result_differs(a, b);
+    if (what) fail_msg("%s differ", what);
+}
+
+/* All files of the tier: remove them, or change a byte of each at a random place. */
+static void each_file(bool damage, uint64_t *seed) {
+    char path[300];
+    DIR *d;
+    struct dirent *e;
+    snprintf(path, sizeof path, "%s/kv", dir);
+    if (!(d = opendir(path))) return;
+    while ((e = readdir(d))) {
+        if (!strstr(e->d_name, ".kv")) continue;
+        snprintf(path, sizeof path, "%s/kv/%.200s", dir, e->d_name);
+        if (damage) {
+            int fd = open(path, O_RDWR);
+            off_t size = lseek(fd, 0, SEEK_END), at = (off_t)rng_below(seed, (uint32_t)size);
+            uint8_t b;
+            assert_int_equal(pread(fd, &b, 1, at), 1);
+            b ^= (uint8_t)(1u << rng_below(seed, 8));
+            assert_int_equal(pwrite(fd, &b, 1, at), 1);
+            close(fd);
+        } else {
+            unlink(path);
+        }
+    }
+    closedir(d);
+}
+
+static const char *const variants[] = {"llama", "gemma3", "q4_k"};
+
+static void a_restart(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        rig r = open_rig(variants[i], 64 << 20, false);
+        run_result cold = ask(&r, LONG), warm;
+        close_rig(&r);
+        r = open_rig(variants[i], 64 << 20, true);
+        warm = ask(&r, LONG);
+        same(&cold, &warm);
+        assert_int_equal(warm.cached_tokens, 0); /* nothing of the models before: their identity is another */
+        run_result_deinit(&warm);
+        close_rig(&r);
+        r = open_rig(variants[i], 64 << 20, true);
+        warm = ask(&r, LONG);
+        same(&cold, &warm);
+        assert_int_equal(warm.cached_tokens, LONG / PAGE * PAGE); /* whole pages */
+        run_result_deinit(&warm);
+        close_rig(&r);
+        run_result_deinit(&cold);
+    }
+    each_file(false, NULL);
+}
+
+/* A budget that holds two of eight conversations: the others come back from disk. */
+static void evicted_and_back(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        run_result cold[8], warm;
+        uint32_t again = 0;
+        rig c = open_rig(variants[i], 64 << 20, false), r;
+        engine_view v = {0};
+        for (int k = 0; k < 8; k++) prompt[0] = k, cold[k] = ask(&c, LONG);
+        engine_look(c.e, &v);
+        close_rig(&c);
+        r = open_rig(variants[i], (v.kv_bytes_cached / 8) * 5 / 2, true);
+        for (int round = 0; round < 3; round++)
+            for (int k = 0; k < 8; k++) {
+                prompt[0] = k;
+                warm = ask(&r, LONG);
+                same(&cold[k], &warm);
+                again += warm.cached_tokens;
+                run_result_deinit(&warm);
+                assert_int_equal(store_flush(r.st, 10000, &err), HD_OK);
+            }
+        if (again < 2 * 8 * (LONG / PAGE - 1) * PAGE) fail_msg("%s: %u tokens came back", variants[i], again);
+        close_rig(&r);
+        for (int k = 0; k < 8; k++) run_result_deinit(&cold[k]);
+        prompt[0] = 0;
+        each_file(false, NULL);
+    }
+}
+
+static void damage_costs_time_only(void **state) {
+    uint64_t seed = 3;
+    uint32_t whole = 0;
+    rig c = open_rig("gemma3", 64 << 20, false);
+    run_result cold = ask(&c, LONG);
+    (void)state;
+    close_rig(&c);
+    for (int round = 0; round < 40; round++) {
+        rig r = open_rig("gemma3", 64 << 20, true);
+        run_result warm = ask(&r, LONG);
+        same(&cold, &warm);
+        whole += warm.cached_tokens == LONG / PAGE * PAGE;
+        run_result_deinit(&warm);
+        close_rig(&r);
+        each_file(true, &seed);
+    }
+    assert_true(whole < 40); /* some damage was met */
+    run_result_deinit(&cold);
+    each_file(false, NULL);
+}
+
+static int make_dir(void **state) {
+    uint64_t seed = 1;
+    (void)state;
+    for (int i = 0; i < LONG; i++) prompt[i] = (int32_t)rng_below(&seed, 300);
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int remove_dir(void **state) {
+    char cmd[100];
+    (void)state;
+    snprintf(cmd, sizeof cmd, "rm -rf %s", dir);
+    return system(cmd);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_restart),
+        cmocka_unit_test(evicted_and_back),
+        cmocka_unit_test(damage_costs_time_only),
+    };
+    return cmocka_run_group_tests_name("disk tier", tests, make_dir, remove_dir);
+}
