@@ -222,7 +222,8 @@ static hd_status move_aside(const char *path, hd_err *err) {
         snprintf(from, sizeof from, "%s-shm", path);
         if (unlink(from) != 0 && errno != ENOENT)
             return hd_fail(err, HD_IO, "%s; and %s cannot be removed: %s", why.msg, from, strerror(errno));
-        hd_log(HD_LOG_WARN, "%s; moved aside as requests.db.corrupt-%d, a new log is begun: earlier durable requests are gone", why.msg, i);
+        hd_log(HD_LOG_WARN, "%s; moved aside as requests.db.corrupt-%d, a new log is begun: earlier durable requests are gone",
+               why.msg, i);
         return HD_OK;
     }
     return hd_fail(err, HD_FULL, "%s; and %d damaged logs are kept already: remove some", why.msg, DB_ASIDE);
