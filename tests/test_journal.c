@@ -769,6 +769,12 @@ static void test_checksums(void **state) {
     assert_true(s.damaged >= 3);
     assert_int_equal(s.running, 1);
     end(j);
+    exec_sql("DELETE FROM event WHERE idx=9 AND ord=3"); /* the last one of c */
+    j = begin(NULL);
+    assert_int_equal(c, 3);
+    assert_int_equal(journal_find(j, "c", &e, &err), HD_FAILED);
+    assert_non_null(strstr(err.msg, "missing"));
+    end(j);
     exec_sql("UPDATE outcome SET state=2 WHERE ord=(SELECT ord FROM request WHERE id=CAST('c' AS BLOB))");
     j = begin(NULL);
     assert_int_equal(journal_find(j, "c", &e, &err), HD_FAILED);

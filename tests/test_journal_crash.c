@@ -1,4 +1,4 @@
-/* test_journal_crash.c - the request log after power cuts and kill -9.
+/* test_journal_crash.c - the request log after power cuts and kill -9, and out of files that were changed.
  *
  * Power: on tests/util/memvfs.c, at each sync and at many writes, with what was not synced dropped, torn or scrambled.
  * What must hold when the log is opened again:
@@ -27,7 +27,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { REQUESTS = 12, CHOICES = 2, CYCLES_PER_DISK = 5, KILLS = 40 };
+enum { REQUESTS = 12, CHOICES = 2, CYCLES_PER_DISK = 5, KILLS = 40, MUTATIONS = 1000 };
 
 static char dir[200];
 static memvfs *vfs;
@@ -255,6 +255,95 @@ static void test_power_cuts(void **state) {
     assert_int_equal(cut, cycles);
 }
 
+static unsigned char *slurp(const char *path, size_t *n) {
+    FILE *f = fopen(path, "rb");
+    unsigned char *p;
+    long size;
+    assert_non_null(f);
+    assert_int_equal(fseek(f, 0, SEEK_END), 0);
+    size = ftell(f);
+    rewind(f);
+    p = malloc((size_t)size);
+    assert_non_null(p);
+    *n = fread(p, 1, (size_t)size, f);
+    fclose(f);
+    return p;
+}
+
+/* Files that somebody or something changed: opened, moved aside or refused; whatever is answered is right. */
+static void test_mutations(void **state) {
+    fact facts[REQUESTS] = {{0}};
+    unsigned char *good, *bad;
+    char path[300], aside[320];
+    size_t n;
+    uint64_t s = 7;
+    int moved = 0, damaged = 0;
+    journal *j;
+    (void)state;
+    snprintf(path, sizeof path, "%s/requests.db", dir);
+    snprintf(aside, sizeof aside, "%s.corrupt-1", path);
+    assert_int_equal(journal_open(&j, dir, NULL, NULL), HD_OK);
+    for (int i = 0; i < 600; i++) act(j, facts, REQUESTS, &s);
+    assert_int_equal(journal_close(j, 20000, NULL), HD_OK);
+    good = slurp(path, &n);
+    bad = malloc(n);
+    assert_non_null(bad);
+    for (int i = 0; i < MUTATIONS; i++) {
+        size_t size = n, page = roll(&s) % (n / 4096) * 4096, other = roll(&s) % (n / 4096) * 4096;
+        uint64_t seed = (uint64_t)i;
+        hd_err err = {0};
+        journal_stat st;
+        FILE *f;
+        memcpy(bad, good, n);
+        switch (i % 5) {
+        case 0: bad[roll(&s) % n] ^= (unsigned char)(1u << roll(&s) % 8); break;
+        case 1:
+            for (int k = 0; k < 20; k++) bad[page + roll(&s) % 4096] = (unsigned char)roll(&s);
+            break;
+        case 2: memset(bad + page, 0, 4096); break;
+        case 3: memcpy(bad + page, good + other, 4096); break;
+        case 4: size = roll(&s) % n; break;
+        }
+        f = fopen(path, "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(bad, 1, size, f), size);
+        fclose(f);
+        if (journal_open(&j, dir, NULL, &err)) {
+            assert_int_equal(err.code, HD_UNSUPPORTED); /* its schema version was hit */
+            continue;
+        }
+        journal_stats(j, &st);
+        moved += st.moved_aside != 0;
+        for (int k = 0; k < REQUESTS && !st.moved_aside; k++) {
+            journal_request r;
+            journal_entry *e;
+            char id[16], key[16], record[300];
+            int32_t prompt[600];
+            make_request(k, &r, id, key, prompt, record);
+            if (journal_find(j, id, &e, NULL)) continue;
+            MUST(facts[k].confirmed && e->order == facts[k].order && e->request.seed == r.seed);
+            MUST(e->request.n_record == r.n_record && !memcmp(e->request.record, r.record, r.n_record));
+            MUST(e->request.n_prompt == r.n_prompt && !memcmp(e->request.prompt, r.prompt, r.n_prompt * sizeof *r.prompt));
+            MUST(e->state == (facts[k].end_posted ? facts[k].end : JOURNAL_RUNNING));
+            for (uint32_t c = 0; c < CHOICES; c++) {
+                reader rd = {k, c, 0, false};
+                hd_status got = journal_read_events(j, e->order, c, 0, check_event, &rd, NULL);
+                MUST(!rd.wrong && rd.next <= facts[k].appended[c]);
+                MUST(got || e->state == JOURNAL_RUNNING || rd.next == facts[k].appended[c]);
+            }
+            journal_entry_free(e);
+        }
+        journal_stats(j, &st);
+        damaged += st.damaged != 0;
+        (void)!journal_close(j, 20000, NULL);
+        unlink(aside);
+    }
+    free(good);
+    free(bad);
+    print_message("of %d mutated logs %d were moved aside, %d had rows that were seen to be damaged\n", MUTATIONS, moved, damaged);
+    assert_true(moved > MUTATIONS / 10 && damaged > MUTATIONS / 100);
+}
+
 /* A child works on a real directory and is killed at a random moment; what it was told lies in shared memory. */
 static void test_kill(void **state) {
     fact *facts = mmap(NULL, sizeof(fact) * REQUESTS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -298,6 +387,7 @@ static void test_kill(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_power_cuts, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_mutations, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_kill, make_dir, drop_dir),
     };
     int rc;

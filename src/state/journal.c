@@ -242,23 +242,27 @@ hd_status journal_flush(journal *j, hd_err *err) {
     return run_job(j, &b, err);
 }
 
-hd_status journal_find(journal *j, const char *id, journal_entry **out, hd_err *err) {
-    return db_find_id(&j->db, id, out, err);
-}
-
-hd_status journal_find_by_key(journal *j, const uint8_t ns[JOURNAL_DIGEST], const void *key, size_t n_key,
-                              journal_entry **out, hd_err *err) {
-    return db_find_key(&j->db, ns, key, n_key, out, err);
-}
-
-void journal_entry_free(journal_entry *e) { hd_free(e); }
-
 static void count_damage(journal *j, hd_status st) {
     if (st != HD_FAILED) return;
     pthread_mutex_lock(&j->mu);
     j->stat.damaged++;
     pthread_mutex_unlock(&j->mu);
 }
+
+hd_status journal_find(journal *j, const char *id, journal_entry **out, hd_err *err) {
+    hd_status st = db_find_id(&j->db, id, out, err);
+    count_damage(j, st);
+    return st;
+}
+
+hd_status journal_find_by_key(journal *j, const uint8_t ns[JOURNAL_DIGEST], const void *key, size_t n_key,
+                              journal_entry **out, hd_err *err) {
+    hd_status st = db_find_key(&j->db, ns, key, n_key, out, err);
+    count_damage(j, st);
+    return st;
+}
+
+void journal_entry_free(journal_entry *e) { hd_free(e); }
 
 hd_status journal_read_events(journal *j, uint64_t order, uint32_t choice, uint64_t from,
                               bool (*cb)(void *ctx, uint64_t index, const journal_event *ev), void *ctx, hd_err *err) {
@@ -369,7 +373,7 @@ static hd_status load_one(journal *j, uint64_t order, hd_err *err) {
     if (st == HD_FAILED || st == HD_NOTFOUND) {
         hd_log(HD_LOG_WARN, "request log: unfinished request %llu is damaged and cannot go on", (unsigned long long)order);
         j->stat.damaged++;
-        return db_put_outcome(&j->db, order, JOURNAL_FAILED, true, hd_wall_seconds(), NULL, 0, err);
+        return db_put_outcome(&j->db, order, JOURNAL_FAILED, DB_LOST, hd_wall_seconds(), NULL, 0, err);
     }
     if (st) {
         if (err) *err = why;

@@ -116,7 +116,7 @@ typedef struct {
     uint64_t commits, failed_commits;
     uint64_t lost_queue, lost_write, lost_space;     /* requests that lost durability */
     uint64_t expired, evicted;                       /* requests deleted by retention, by quota */
-    uint64_t damaged;                                /* rows found not to match their checksum */
+    uint64_t damaged;                                /* times a row was found not to match its checksum */
     uint64_t moved_aside;                            /* 1: a damaged database was moved aside at open */
     uint64_t requests, running, bytes;               /* on disk now; bytes as of the last commit */
     uint64_t queue_bytes, queue_bytes_max;           /* waiting now, and the most so far */

@@ -33,7 +33,7 @@ static const char schema[] =
     " created INTEGER NOT NULL, prompt BLOB NOT NULL, record BLOB NOT NULL, sum INTEGER NOT NULL);"
     "CREATE UNIQUE INDEX request_id ON request(id);"
     "CREATE UNIQUE INDEX request_key ON request(ns,key) WHERE key IS NOT NULL;"
-    "CREATE TABLE outcome(ord INTEGER PRIMARY KEY, state INTEGER NOT NULL, lost INTEGER NOT NULL,"
+    "CREATE TABLE outcome(ord INTEGER PRIMARY KEY, state INTEGER NOT NULL, events INTEGER NOT NULL,"
     " finished INTEGER NOT NULL, finish BLOB, sum INTEGER NOT NULL);"
     "CREATE INDEX outcome_running ON outcome(ord) WHERE state=0;"
     "CREATE INDEX outcome_ended ON outcome(finished,ord) WHERE state<>0;"
@@ -83,9 +83,9 @@ static int64_t sum_request(const journal_request *r) {
     return (int64_t)s.h;
 }
 
-static int64_t sum_outcome(uint64_t order, journal_state state, bool lost, int64_t finished, const void *p, size_t n) {
+static int64_t sum_outcome(uint64_t order, journal_state state, int64_t events, int64_t finished, const void *p, size_t n) {
     sum64 s = {2};
-    uint64_t head[4] = {order, (uint64_t)state, lost, (uint64_t)finished};
+    uint64_t head[4] = {order, (uint64_t)state, (uint64_t)events, (uint64_t)finished};
     sum_add(&s, head, sizeof head);
     sum_add(&s, p, n);
     return (int64_t)s.h;
@@ -383,20 +383,20 @@ hd_status db_put_request(db *d, const journal_request *r, uint64_t *order, hd_er
     sqlite3_bind_int64(s, 11, sum_request(r));
     if ((st = done(d, DB_PUT_REQUEST, "writing a request", err))) return st;
     *order = (uint64_t)sqlite3_last_insert_rowid(d->w);
-    if ((st = db_put_outcome(d, *order, JOURNAL_RUNNING, false, 0, NULL, 0, err))) return st;
+    if ((st = db_put_outcome(d, *order, JOURNAL_RUNNING, 0, 0, NULL, 0, err))) return st;
     d->n_requests++;
     return HD_OK;
 }
 
-hd_status db_put_outcome(db *d, uint64_t order, journal_state state, bool lost, int64_t finished, const void *finish,
+hd_status db_put_outcome(db *d, uint64_t order, journal_state state, int64_t events, int64_t finished, const void *finish,
                          size_t n, hd_err *err) {
     sqlite3_stmt *s = d->st[DB_PUT_OUTCOME];
     sqlite3_bind_int64(s, 1, (int64_t)order);
     sqlite3_bind_int64(s, 2, state);
-    sqlite3_bind_int64(s, 3, lost);
+    sqlite3_bind_int64(s, 3, events);
     sqlite3_bind_int64(s, 4, finished);
     if (finish) bind_blob(s, 5, finish, n);
-    sqlite3_bind_int64(s, 6, sum_outcome(order, state, lost, finished, finish, n));
+    sqlite3_bind_int64(s, 6, sum_outcome(order, state, events, finished, finish, n));
     return done(d, DB_PUT_OUTCOME, "writing an end", err);
 }
 
@@ -487,12 +487,13 @@ static void *lay(unsigned char **at, span b) {
     return p;
 }
 
-/* The row that s stands on, as an entry.  HD_FAILED: it does not match its checksums. */
-static hd_status entry_of(sqlite3_stmt *s, journal_entry **out, hd_err *err) {
-    enum { ORD, ID, NS, KEY, BODY, IDENTITY, SEED, N_CHOICES, CREATED, PROMPT, RECORD, SUM, STATE, LOST, FINISHED, FINISH, OSUM };
+/* The row that s stands on, as an entry.  *n_events: how many events it must have, DB_LOST when that is not known.
+ * HD_FAILED: it does not match its checksums. */
+static hd_status entry_of(sqlite3_stmt *s, journal_entry **out, int64_t *n_events, hd_err *err) {
+    enum { ORD, ID, NS, KEY, BODY, IDENTITY, SEED, N_CHOICES, CREATED, PROMPT, RECORD, SUM, STATE, EVENTS, FINISHED, FINISH, OSUM };
     span id = column(s, ID), ns = column(s, NS), key = column(s, KEY), body = column(s, BODY), identity = column(s, IDENTITY),
          prompt = column(s, PROMPT), record = column(s, RECORD), finish = column(s, FINISH);
-    int64_t n_choices = sqlite3_column_int64(s, N_CHOICES), state = sqlite3_column_int64(s, STATE);
+    int64_t events, n_choices = sqlite3_column_int64(s, N_CHOICES), state = sqlite3_column_int64(s, STATE);
     bool has_key = sqlite3_column_type(s, KEY) == SQLITE_BLOB, has_finish = sqlite3_column_type(s, FINISH) == SQLITE_BLOB;
     journal_entry *e = NULL;
     unsigned char *at;
@@ -523,12 +524,14 @@ static hd_status entry_of(sqlite3_stmt *s, journal_entry **out, hd_err *err) {
     e->request.created = sqlite3_column_int64(s, CREATED);
     e->order = (uint64_t)sqlite3_column_int64(s, ORD);
     e->state = (journal_state)state;
-    e->lost = sqlite3_column_int(s, LOST) != 0;
+    events = sqlite3_column_int64(s, EVENTS);
+    e->lost = e->state != JOURNAL_RUNNING && events == DB_LOST;
     e->finished = sqlite3_column_int64(s, FINISHED);
     if (strlen(e->request.id) != id.n || sum_request(&e->request) != sqlite3_column_int64(s, SUM) ||
-        sum_outcome(e->order, e->state, e->lost, e->finished, e->finish, e->n_finish) != sqlite3_column_int64(s, OSUM))
+        sum_outcome(e->order, e->state, events, e->finished, e->finish, e->n_finish) != sqlite3_column_int64(s, OSUM))
         goto damaged;
     *out = e;
+    *n_events = e->state == JOURNAL_RUNNING ? DB_LOST : events;
     return HD_OK;
 damaged:
     hd_free(e);
@@ -542,10 +545,11 @@ static void r_done(sqlite3_stmt *s) {
     sqlite3_clear_bindings(s);
 }
 
-/* With r_mu held. */
-static hd_status published(db *d, journal_entry *e, hd_err *err) {
+/* Count the events of e, which must have n_events of them.  With r_mu held. */
+static hd_status published(db *d, journal_entry *e, int64_t n_events, hd_err *err) {
     uint64_t *n = (uint64_t *)(void *)(e + 1); /* as entry_of laid it out */
     sqlite3_stmt *s = d->st[DB_R_PUBLISHED];
+    uint64_t all = 0;
     for (uint32_t c = 0; c < e->request.n_choices; c++) {
         int rc;
         sqlite3_bind_int64(s, 1, (int64_t)e->order);
@@ -554,18 +558,22 @@ static hd_status published(db *d, journal_entry *e, hd_err *err) {
         if (rc == SQLITE_ROW && sqlite3_column_type(s, 0) == SQLITE_INTEGER) n[c] = (uint64_t)sqlite3_column_int64(s, 0) + 1;
         r_done(s);
         if (rc != SQLITE_ROW) return failed(d->r, rc, "counting events", err);
+        all += n[c];
     }
+    if (n_events != DB_LOST && all != (uint64_t)n_events)
+        return hd_fail(err, HD_FAILED, "request log: request %llu is damaged: events are missing", (unsigned long long)e->order);
     return HD_OK;
 }
 
 /* Finish a lookup whose parameters are bound; takes r_mu's unlock over. */
 static hd_status find(db *d, db_stmt i, journal_entry **out, hd_err *err) {
     sqlite3_stmt *s = d->st[i];
+    int64_t n_events = 0;
     int rc = sqlite3_step(s);
-    hd_status st = rc == SQLITE_ROW    ? entry_of(s, out, err)
+    hd_status st = rc == SQLITE_ROW    ? entry_of(s, out, &n_events, err)
                    : rc == SQLITE_DONE ? hd_fail(err, HD_NOTFOUND, "request log: there is no such request")
                                        : failed(d->r, rc, "looking up", err);
-    if (!st && (st = published(d, *out, err))) {
+    if (!st && (st = published(d, *out, n_events, err))) {
         journal_entry_free(*out);
         *out = NULL;
     }

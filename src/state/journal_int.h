@@ -26,7 +26,7 @@ enum {
 #define DB_STATE_OF_R "(SELECT state FROM outcome o WHERE o.ord=r.ord)"
 #define DB_ENTRY                                                                                                       \
     "SELECT r.ord,r.id,r.ns,r.key,r.body,r.identity,r.seed,r.n_choices,r.created,r.prompt,r.record,r.sum,"             \
-    "o.state,o.lost,o.finished,o.finish,o.sum FROM request r LEFT JOIN outcome o ON o.ord=r.ord "
+    "o.state,o.events,o.finished,o.finish,o.sum FROM request r LEFT JOIN outcome o ON o.ord=r.ord "
 #define DB_STMTS(X)                                                                                                    \
     X(BEGIN, "BEGIN IMMEDIATE")                                                                                        \
     X(COMMIT, "COMMIT")                                                                                                \
@@ -36,7 +36,7 @@ enum {
     X(MARK_END, "RELEASE mark")                                                                                        \
     X(PUT_REQUEST, "INSERT INTO request(id,ns,key,body,identity,seed,n_choices,created,prompt,record,sum)"             \
                    " VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11)")                                                      \
-    X(PUT_OUTCOME, "INSERT OR REPLACE INTO outcome(ord,state,lost,finished,finish,sum) VALUES(?1,?2,?3,?4,?5,?6)")     \
+    X(PUT_OUTCOME, "INSERT OR REPLACE INTO outcome(ord,state,events,finished,finish,sum) VALUES(?1,?2,?3,?4,?5,?6)")   \
     X(PUT_EVENT, "INSERT INTO event(ord,choice,idx,token,text,extra,sum) VALUES(?1,?2,?3,?4,?5,?6,?7)")                \
     X(BY_KEY, "SELECT ord,id,body," DB_STATE_OF_R " FROM request r WHERE ns=?1 AND key=?2")                            \
     X(BY_ID, "SELECT ord,id,body," DB_STATE_OF_R " FROM request r WHERE id=?1")                                        \
@@ -95,7 +95,9 @@ hd_status db_by_id(db *d, const char *id, db_found *out, hd_err *err);
 
 hd_status db_put_request(db *d, const journal_request *r, uint64_t *order, hd_err *err);
 hd_status db_put_event(db *d, uint64_t order, uint32_t choice, uint64_t index, const journal_event *ev, hd_err *err);
-hd_status db_put_outcome(db *d, uint64_t order, journal_state state, bool lost, int64_t finished, const void *finish,
+/* events: how many the request has in all its choices once it has ended; DB_LOST: it lost durability. */
+enum { DB_LOST = -1 };
+hd_status db_put_outcome(db *d, uint64_t order, journal_state state, int64_t events, int64_t finished, const void *finish,
                          size_t n, hd_err *err);
 hd_status db_drop(db *d, uint64_t order, hd_err *err);
 hd_status db_oldest(db *d, uint64_t *order, int64_t *finished, hd_err *err); /* HD_NOTFOUND: nothing has finished */

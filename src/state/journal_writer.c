@@ -39,12 +39,15 @@ static void touch(journal *j, live *l) {
     j->touched = l;
 }
 
-static bool row_lost(journal *j, const live *l) {
+/* How many events a request that has ended has; DB_LOST: some of them are not on disk. */
+static int64_t all_events(journal *j, const live *l) {
+    uint64_t n = 0;
     bool lost;
     pthread_mutex_lock(&j->mu);
     lost = l->lost != 0;
+    for (uint32_t c = 0; c < l->n_choices; c++) n += l->next[c];
     pthread_mutex_unlock(&j->mu);
-    return lost;
+    return lost ? DB_LOST : (int64_t)n;
 }
 
 /* Delete the oldest finished request.  HD_NOTFOUND: there is none. */
@@ -75,7 +78,7 @@ static hd_status write_ring(journal *j, hd_err *err) {
         live *l = row_of(j, head_at(&j->writing, at, &h)->order);
         if (!l) continue; /* not reached: appends are refused unless it is in the table */
         if (h.kind != RECORD_EVENT) {
-            st = db_put_outcome(&j->db, h.order, (journal_state)h.state, row_lost(j, l), h.finished,
+            st = db_put_outcome(&j->db, h.order, (journal_state)h.state, all_events(j, l), h.finished,
                                 h.kind == RECORD_END ? p : NULL, h.n_text, err);
             j->delta.finished++;
         } else if (!l->broken) {
@@ -102,7 +105,7 @@ static hd_status write_owed(journal *j, hd_err *err) {
             if (!owed) continue;
             touch(j, l);
             l->end_in_batch = true;
-            if ((st = db_put_outcome(&j->db, l->order, l->end_state, true, l->end_time, NULL, 0, err))) return st;
+            if ((st = db_put_outcome(&j->db, l->order, l->end_state, DB_LOST, l->end_time, NULL, 0, err))) return st;
             j->delta.finished++;
         }
     }
