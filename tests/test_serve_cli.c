@@ -198,11 +198,20 @@ static void wrong_usage(void **state) {
                                              {"--comment-interval", "3601", NULL}, {"--drain-timeout", "3601", NULL},
                                              {"--drain-timeout", "-1", NULL}, {"--stuck-timeout", "0", NULL}, {"--kv-type", "q5", NULL},
                                              {"--kv-type", "q8,", NULL}, {"--kv-type", "q8,f16,q4", NULL}};
+    /* What is wrong with it, and what was probably meant. */
+    static const char *const told[][4] = {{"--prot", "1", NULL, "did you mean --port?"}, {"--kv-budget", "much", NULL, "--kv-budget takes a size such as 512M, not 'much'"},
+                                          {"--max-rows", "-3", NULL, "--max-rows takes a whole number, not '-3'"},
+                                          {"--state-cap", "1G", NULL, "need a --state-dir"}};
     proc p;
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         start(&p, false, cases[i]);
         assert_int_equal(end(&p, 5000), 64);
+    }
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+        start(&p, false, told[i]);
+        assert_int_equal(end(&p, 5000), 64);
+        if (!strstr(p.text, told[i][3])) fail_msg("%s: %s", told[i][0], p.text);
     }
     {
         static const char *const no_host[] = {"--host", "256.1.1.1", NULL};

@@ -71,6 +71,44 @@ static int wrong(const char *usage, const char *what, const char *arg) {
     return EXIT_USAGE;
 }
 
+static int bad_value(const opt_def *d, const char *s) {
+    static const char *const wants[] = {[OPT_UINT] = "a whole number", [OPT_I64] = "an integer", [OPT_FLOAT] = "a number",
+                                        [OPT_SIZE] = "a size such as 512M", [OPT_LIST] = "fewer of them"};
+    fprintf(stderr, "heddle: %s takes %s, not '%.100s'\n", d->name, wants[d->kind] ? wants[d->kind] : "another value", s);
+    return EXIT_USAGE;
+}
+
+/* Edits (Levenshtein) between an option and what was typed; long ones count as far. */
+static size_t distance(const char *a, const char *b, size_t n) {
+    size_t row[33], m = strlen(a);
+    if (m > 32 || n > 32) return 99;
+    for (size_t i = 0; i <= m; i++) row[i] = i;
+    for (size_t j = 1; j <= n; j++) {
+        size_t diagonal = row[0];
+        row[0] = j;
+        for (size_t i = 1; i <= m; i++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[i];
+            if (row[i] + 1 < best) best = row[i] + 1;
+            if (row[i - 1] + 1 < best) best = row[i - 1] + 1;
+            row[i] = best;
+        }
+    }
+    return row[m];
+}
+
+static int unknown(const char *a, size_t len, const opt_def *defs, size_t n_defs, const char *usage) {
+    const char *best = NULL;
+    size_t least = 3;
+    for (size_t j = 0; j < n_defs; j++) {
+        size_t d = distance(defs[j].name, a, len);
+        if (d < least) least = d, best = defs[j].name;
+    }
+    if (!best) return wrong(usage, "unknown option", a);
+    fprintf(stderr, "heddle: unknown option: %s; did you mean %s?\n", a, best);
+    return EXIT_USAGE;
+}
+
 int opts_parse(int argc, char **argv, const opt_def *defs, size_t n_defs, const char **args, size_t max_args, size_t *n_args,
                const char *usage) {
     bool plain = false;
@@ -87,7 +125,7 @@ int opts_parse(int argc, char **argv, const opt_def *defs, size_t n_defs, const 
             plain = true;
             continue;
         }
-        if (!strcmp(a, "--help")) {
+        if (!strcmp(a, "--help") || !strcmp(a, "-h")) {
             printf("usage: %s\n", usage);
             exit(0);
         }
@@ -95,12 +133,12 @@ int opts_parse(int argc, char **argv, const opt_def *defs, size_t n_defs, const 
         len = eq ? (size_t)(eq - a) : strlen(a);
         for (j = 0; j < n_defs; j++)
             if (strlen(defs[j].name) == len && !memcmp(defs[j].name, a, len)) break;
-        if (j == n_defs) return wrong(usage, "unknown option", a);
+        if (j == n_defs) return unknown(a, len, defs, n_defs, usage);
         if (defs[j].kind != OPT_FLAG) {
             value = eq ? eq + 1 : i + 1 < argc ? argv[++i] : NULL;
             if (!value) return wrong(usage, "this option needs a value", a);
         }
-        if (!set_value(&defs[j], value)) return wrong(usage, "bad value for option", defs[j].name);
+        if (!set_value(&defs[j], value)) return bad_value(&defs[j], value);
         if (defs[j].given) *defs[j].given = true;
     }
     return 0;

@@ -209,7 +209,8 @@ static hd_status bind_port(server *s, hd_err *err) {
         saved = errno;
     }
     freeaddrinfo(list);
-    if (!s->listener) return hd_fail_field(err, HD_IO, "port", "serve: %s port %u: %s", s->host, s->opt.port, strerror(saved));
+    if (!s->listener) return hd_fail_field(err, HD_IO, "port", "serve: %s port %u: %s%s", s->host, s->opt.port,
+                                           strerror(saved), saved == EADDRINUSE ? "; --port N takes another, 0 any that is free" : "");
     evconnlistener_set_error_cb(s->listener, on_accept_error);
     {
         struct sockaddr_storage a;
