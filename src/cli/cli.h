@@ -14,6 +14,7 @@
     X(doctor, "what this machine offers, and how a server is doing")                                                   \
     X(detokenize, "token ids to text")                                                                                 \
     X(inspect, "what a model file holds")                                                                              \
+    X(fit, "what a model needs and whether this machine holds it")                                                     \
     X(render, "a conversation through a chat template")                                                                \
     X(tokenize, "text to token ids")                                                                                   \
     X(version, "print the version")

@@ -40,6 +40,8 @@ typedef struct {
     trace *trace; /* NULL: none, or not ours */
     uint64_t load_us;
 } loaded;
+/* The options as model and engine take them.  0, or EXIT_USAGE after a message. */
+int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo);
 /* Prints the error and returns EXIT_FAILED or EXIT_USAGE.  with_engine false: only the model. */
 int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine);
 void loaded_close(loaded *l);

@@ -25,22 +25,18 @@ static bool kv_types_by_name(const char *name, engine_options *o) {
            (!name[n] || kv_scheme_by_name(name + n + 1, strlen(name + n + 1), &o->kv_type_sliding));
 }
 
-int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine) {
-    int percent = -1;
-    model_options mo = {.isa = o->isa ? o->isa : getenv("HEDDLE_ISA"), .n_threads = o->threads};
-    engine_options eo = {.max_rows = o->max_rows, .max_queued = o->max_queued, .step_tokens = o->step_tokens,
-                         .default_max_tokens = o->default_max_tokens, .kv_budget_bytes = o->kv_budget,
-                         .page_tokens = o->page_tokens, .ctx = o->ctx, .stuck_timeout_us = o->stuck_timeout_us,
-                         .no_cache = o->no_cache, .trace = o->trace};
-    uint64_t t0 = hd_now_us(&hd_clock_real);
-    hd_err err;
-    memset(l, 0, sizeof *l);
-    if (!kv_types_by_name(o->kv_type, &eo)) {
+int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo) {
+    *mo = (model_options){.isa = o->isa ? o->isa : getenv("HEDDLE_ISA"), .n_threads = o->threads};
+    *eo = (engine_options){.max_rows = o->max_rows, .max_queued = o->max_queued, .step_tokens = o->step_tokens,
+                           .default_max_tokens = o->default_max_tokens, .kv_budget_bytes = o->kv_budget,
+                           .page_tokens = o->page_tokens, .ctx = o->ctx, .stuck_timeout_us = o->stuck_timeout_us,
+                           .no_cache = o->no_cache, .trace = o->trace};
+    if (!kv_types_by_name(o->kv_type, eo)) {
         fprintf(stderr, "heddle: --kv-type must be " KV_SCHEME_NAMES
                         ", or two of them with a comma: of full attention and of sliding windows\n");
         return EXIT_USAGE;
     }
-    if (mo.n_threads > 256) {
+    if (mo->n_threads > 256) {
         fprintf(stderr, "heddle: --threads must be at most 256\n");
         return EXIT_USAGE;
     }
@@ -48,6 +44,17 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
         fprintf(stderr, "heddle: --state-key-file and --state-cap need a --state-dir\n");
         return EXIT_USAGE;
     }
+    return 0;
+}
+
+int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine) {
+    int percent = -1, rc;
+    model_options mo;
+    engine_options eo;
+    uint64_t t0 = hd_now_us(&hd_clock_real);
+    hd_err err;
+    memset(l, 0, sizeof *l);
+    if ((rc = model_opts_take(o, &mo, &eo))) return rc;
     if (o->trace_path && !o->trace) {
         if (trace_open(&l->trace, o->trace_path, 0, &err)) return fail_with(&err);
         eo.trace = l->trace;

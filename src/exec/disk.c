@@ -53,7 +53,7 @@ static void spill(void *ctx, prefix_node *n) {
     p.parent = n->parent->key;
     for (uint32_t g = 0; g < x->n_groups; g++) {
         p.blob[g] = n->page[g];
-        p.bytes[g] = n->page[g] ? x->page_bytes[g] : 0;
+        p.bytes[g] = n->page[g] ? x->plan.page_bytes[g] : 0;
     }
     /* At the end there is time to wait for the disk; before, a page that finds no room is forgotten. */
     if (store_put(x->opt.store, &p, x->closing ? CLOSE_MS : 0) && x->closing) x->spilling = false;
@@ -109,7 +109,7 @@ static uint32_t survey(executor *x, prefix_node *root, const int32_t *tokens, ui
             break;
         }
         if (has != (1 << x->n_groups) - 1 && store_find(x->opt.store, &key, &info))
-            for (uint32_t g = 0; g < x->n_groups; g++) has |= info.bytes[g] == x->page_bytes[g] ? 1 << g : 0;
+            for (uint32_t g = 0; g < x->n_groups; g++) has |= info.bytes[g] == x->plan.page_bytes[g] ? 1 << g : 0;
         for (uint32_t g = 0; g < x->n_groups; g++)
             if (!x->info->groups[g].window && !(has & 1 << g)) return d;
         x->fetch.has[d] = has;
@@ -160,8 +160,8 @@ static bool fetch_page(executor *x, const char *space, const int32_t *tokens, ui
         if (n && n->page[g]) continue;
         if (i < prefix_first_seen(x->tree, g, x->fetch.goal * page)) continue;
         ok = (pages[g] = w.into[g] = pages_get(x, g));
-        w.bytes[g] = x->page_bytes[g];
-        *bytes += x->page_bytes[g];
+        w.bytes[g] = x->plan.page_bytes[g];
+        *bytes += x->plan.page_bytes[g];
         some = true;
     }
     ok = ok && (!some || store_get(x->opt.store, &w, NULL) == HD_OK);

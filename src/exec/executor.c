@@ -15,84 +15,10 @@ uint32_t pages_for(uint32_t n_tokens, uint32_t page_tokens) {
     return n_tokens / page_tokens + (n_tokens % page_tokens != 0);
 }
 
-/* Pages of group g that a row of n_tokens can hold at once: all, or those a window and one segment touch. */
-static uint32_t max_held_pages(const executor *x, uint32_t g, uint32_t n_tokens) {
-    uint32_t all = pages_for(n_tokens, x->opt.page_tokens), window = x->info->groups[g].window, some;
-    uint64_t span = (uint64_t)window + x->max_step_tokens;
-    if (!window || span >= n_tokens) return all;
-    some = pages_for((uint32_t)span, x->opt.page_tokens) + 1; /* a span may begin inside a page */
-    return some < all ? some : all;
-}
-
-uint64_t executor_project(const executor *x, uint32_t n_tokens) {
-    uint64_t bytes = 0;
-    for (uint32_t g = 0; g < x->n_groups; g++) bytes += max_held_pages(x, g, n_tokens) * kv_page_bytes(x->kv, g);
-    return bytes;
-}
-
-/* A time that may be "never": far off, and still safe to add to a clock three times (line.c). */
-static uint64_t far(uint64_t us) { return us < UINT64_MAX / 8 ? us : UINT64_MAX / 8; }
-
-static void fill_defaults(executor *x, const engine_options *opt) {
-    engine_options *o = &x->opt;
-    uint64_t limit = hd_memory_limit(), weights = x->info->weight_bytes;
-    *o = *opt;
-    if (!o->max_rows) o->max_rows = 16;
-    if (!o->max_queued) o->max_queued = 256;
-#ifdef HD_HOSTILE
-    if (!o->step_tokens) o->step_tokens = 3;
-    if (!o->page_tokens) o->page_tokens = 2;
-#endif
-    if (!o->step_tokens) o->step_tokens = 256;
-    if (!o->default_max_tokens) o->default_max_tokens = 512;
-    if (!o->page_tokens) o->page_tokens = 64;
-    if (!o->kv_type) o->kv_type = KV_F16;
-    if (!o->kv_type_sliding) o->kv_type_sliding = o->kv_type;
-    if (!o->ctx || o->ctx > x->info->ctx_train) o->ctx = x->info->ctx_train;
-    if (!o->kv_budget_bytes) o->kv_budget_bytes = limit > weights ? (limit - weights) / 2 : limit / 8;
-    if (!o->idle_timeout_us) o->idle_timeout_us = 30u * 1000000;
-    if (!o->stuck_timeout_us) o->stuck_timeout_us = 120u * 1000000;
-    if (!o->age_us) o->age_us = 10u * 1000000;
-    o->idle_timeout_us = far(o->idle_timeout_us);
-    o->stuck_timeout_us = far(o->stuck_timeout_us);
-    o->age_us = far(o->age_us);
-    if (!o->collect_tokens) o->collect_tokens = 65536;
-    if (!o->max_leases_queued) o->max_leases_queued = 64;
-    if (!o->clock) o->clock = &hd_clock_real;
-    x->max_step_tokens = o->step_tokens > o->max_rows ? o->step_tokens : o->max_rows;
-    x->max_logits = o->max_rows + PROMPT_LOGITS;
-}
-
-static hd_status check_options(const engine_options *o, hd_err *err) {
-    if (o->max_rows > 4096) return hd_fail_field(err, HD_INVALID, "max-rows", "max-rows must be at most 4096");
-    if (o->max_queued > ENGINE_MAX_QUEUED)
-        return hd_fail_field(err, HD_INVALID, "max-queued", "max-queued must be at most %d", ENGINE_MAX_QUEUED);
-    if (o->step_tokens > 65536) return hd_fail_field(err, HD_INVALID, "step-tokens", "step-tokens must be at most 65536");
-    if (o->page_tokens & (o->page_tokens - 1) || o->page_tokens > 4096)
-        return hd_fail_field(err, HD_INVALID, "page-tokens", "page-tokens must be a power of two up to 4096");
-    if (o->ctx < 2) return hd_fail_field(err, HD_INVALID, "ctx", "a context of %u tokens is too small", o->ctx);
-    return HD_OK;
-}
-
-/* The longest row that the budget holds, at most opt.ctx. */
-static hd_status bound_context(executor *x, hd_err *err) {
-    uint32_t lo = 1, hi = x->opt.ctx;
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo + 1) / 2;
-        if (executor_project(x, mid) <= x->opt.kv_budget_bytes) lo = mid;
-        else hi = mid - 1;
-    }
-    if (lo < 2 || executor_project(x, lo) > x->opt.kv_budget_bytes)
-        return hd_fail_field(err, HD_INVALID, "kv-budget", "a budget of %llu bytes does not hold one row (%llu bytes for 2 tokens)",
-                             (unsigned long long)x->opt.kv_budget_bytes, (unsigned long long)executor_project(x, 2));
-    x->opt.ctx = lo;
-    return HD_OK;
-}
+uint64_t executor_project(const executor *x, uint32_t n_tokens) { return engine_plan_row_bytes(&x->plan, n_tokens); }
 
 hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err *err) {
-    uint64_t page_bytes[MODEL_MAX_GROUPS] = {0};
-    uint32_t windows[MODEL_MAX_GROUPS];
-    step_limits lim;
+    engine_plan *p = &x->plan;
     hd_status st;
     memset(x, 0, sizeof *x);
     buf_init(&x->text_a, 1 << 20);
@@ -101,22 +27,13 @@ hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err
     x->deadline_us = x->idle_due_us = UINT64_MAX;
     x->info = model_get(m);
     x->n_groups = x->info->n_groups;
-    fill_defaults(x, opt);
-    if ((st = check_options(&x->opt, err))) return st;
-    lim = (step_limits){x->max_step_tokens, x->opt.max_rows, x->max_logits, x->max_step_tokens, x->opt.ctx, x->opt.page_tokens, {0}};
-    for (uint32_t g = 0; g < x->n_groups; g++) {
-        windows[g] = x->info->groups[g].window;
-        lim.kv_type[g] = windows[g] ? x->opt.kv_type_sliding : x->opt.kv_type;
-        if (!(page_bytes[g] = model_page_bytes(m, g, x->opt.page_tokens, lim.kv_type[g])))
-            return hd_fail_field(err, HD_UNSUPPORTED, "kv-type", "kv-type must be " KV_SCHEME_NAMES);
-    }
-    if ((st = kv_open(&x->kv, x->opt.kv_budget_bytes, x->n_groups, page_bytes, err)) || (st = bound_context(x, err)) ||
-        (st = prefix_open(&x->tree, x->kv, x->opt.page_tokens, x->n_groups, windows, err)))
-        goto fail;
-    memcpy(x->page_bytes, page_bytes, sizeof page_bytes);
+    x->opt = *opt;
+    if ((st = engine_plan_make(p, &x->opt, m, hd_memory_limit(), err)) || (st = engine_plan_bound(p, &x->opt, err))) return st;
     x->max_pages = pages_for(x->opt.ctx, x->opt.page_tokens);
-    lim.ctx = x->opt.ctx; /* what the budget holds */
-    if ((st = model_plan(m, &lim, err)) || (st = disk_open(x, err))) goto fail;
+    if ((st = kv_open(&x->kv, x->opt.kv_budget_bytes, x->n_groups, p->page_bytes, err)) ||
+        (st = prefix_open(&x->tree, x->kv, x->opt.page_tokens, x->n_groups, p->window, err)) || (st = model_plan(m, &p->lim, err)) ||
+        (st = disk_open(x, err)))
+        goto fail;
     x->rows = hd_calloc(x->opt.max_rows, sizeof *x->rows);
     x->segs = hd_calloc(x->opt.max_rows, sizeof *x->segs);
     x->seg_rows = hd_calloc(x->opt.max_rows, sizeof *x->seg_rows);

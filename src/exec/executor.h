@@ -6,6 +6,7 @@
 #ifndef HD_EXEC_EXECUTOR_H
 #define HD_EXEC_EXECUTOR_H
 
+#include "exec/plan.h"
 #include "exec/row.h"
 #include "state/prefix.h"
 
@@ -17,20 +18,19 @@ struct executor {
     model *m;
     const model_info *info;
     engine_options opt;          /* filled in: no zeros */
+    engine_plan plan;            /* what they come to */
     kv *kv;
     prefix_tree *tree;           /* what was computed once; its pages are counted there, not in reserved_bytes */
     uint32_t n_groups, max_pages;
     row **rows;                  /* [max_rows], by (rank, order): the last gives way first */
     uint32_t n_rows;
     uint64_t reserved_bytes;     /* sum over rows; with what rows use of the tree <= budget */
-    uint32_t max_step_tokens, max_logits;
     segment *segs;               /* [max_rows] */
     row **seg_rows;
     void *sample_work;
     hd_buf text_a, text_b;       /* of one token: detokenised, then past the stop filter */
     /* The disk tier, where opt.store is set. */
     uint8_t identity[32];        /* of the model */
-    uint64_t page_bytes[KV_MAX_GROUPS]; /* as the model writes them; kv_page_bytes is a little more */
     bool closing;
     bool spilling;               /* dropped pages go there */
     struct {

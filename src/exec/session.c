@@ -96,6 +96,11 @@ static hd_status copy_request(gen_copy *c, const gen_request *req, size_t n_voca
 
 static void on_cancelled(void *ctx, cancel_reason why) { session_cancel(ctx, why); }
 
+/* Its text, and the copy that its reader borrows. */
+size_t session_bytes(void) {
+    return sizeof(session) + SESSION_MAX_TOKENS * sizeof(session_record) + 2 * (size_t)SESSION_MAX_TEXT;
+}
+
 hd_status session_new(session **out, engine *e, const gen_request *req, const gen_method *m, size_t n_vocab,
                       session_notify notify, void *ctx, hd_err *err) {
     session *s = hd_calloc(1, sizeof *s);

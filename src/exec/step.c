@@ -67,7 +67,7 @@ static const row *oldest_collecting(const executor *x) {
 /* Decoding rows first (one token each at least, even past the budget), then prefill; each later row keeps one token, so
  * that every running row advances in every step. */
 static uint32_t plan_rows(executor *x) {
-    step_plan p = {.tokens = x->opt.step_tokens, .logits = x->max_logits, .collector = oldest_collecting(x)};
+    step_plan p = {.tokens = x->opt.step_tokens, .logits = x->plan.max_logits, .collector = oldest_collecting(x)};
     uint32_t behind = x->n_rows;
     for (uint32_t i = 0; i < x->n_rows; i++) {
         row *r = x->rows[i];
@@ -149,7 +149,7 @@ static void forward(executor *x, uint32_t lo, uint32_t hi) {
     uint64_t t0, t1;
     hd_err err = {0};
     for (uint32_t i = lo; i < hi; i++) st.n_tokens += x->segs[i].n;
-    HD_ASSERT(st.n_tokens <= x->max_step_tokens);
+    HD_ASSERT(st.n_tokens <= x->plan.max_step_tokens);
     t0 = hd_now_us(x->opt.clock);
     if (model_forward(x->m, &st, &bad, &err)) {
         contain(x, lo, hi, bad < hi - lo ? lo + bad : UINT32_MAX, &err);

@@ -121,6 +121,7 @@ static hd_status fill(decoder *d, const char *path, const model_options *opt, hd
     if ((st = gguf_open(&d->file, path, err)) || (st = read_names(d, path, err)) || (st = read_text(d, err)) ||
         (st = sampling_hints(in, d->file, err)))
         return st;
+    in->file_bytes = gguf_file_bytes(d->file);
     if (opt->vocab_only) {
         if ((st = arch_uint(d->file, "context_length", 0, 1u << 28, 0, &ctx, err))) return st;
         in->ctx_train = (uint32_t)ctx;
@@ -142,7 +143,7 @@ static hd_status fill(decoder *d, const char *path, const model_options *opt, hd
     make_groups(d);
     hd_topology_get(&topo);
     in->n_threads = opt->n_threads ? opt->n_threads : topo.threads;
-    if ((st = pool_new(&d->base.pool, in->n_threads, err))) return st;
+    if (!opt->sizes_only && (st = pool_new(&d->base.pool, in->n_threads, err))) return st;
     return decoder_load(d, opt, err);
 }
 

@@ -62,7 +62,7 @@ static uint64_t space_layout(forward_space *s, const decoder *d, const step_limi
     uint64_t t = lim->max_tokens, at = 0, qw = (uint64_t)c->n_head * c->head_dim, kw = (uint64_t)c->n_kv * c->head_dim;
     uint64_t widest = max_u64(max_u64(c->width, qw), c->ff), act_tokens = max_u64(t, lim->max_logits);
     s->lim = *lim;
-    s->n_members = pool_size(d->base.pool);
+    s->n_members = d->base.info.n_threads; /* of the pool, which a model opened for its sizes has not got */
     s->tok_seg = take(base, &at, t * sizeof(uint32_t));
     s->tok_pos = take(base, &at, t * sizeof(uint32_t));
     s->tok_index = take(base, &at, t * sizeof(uint32_t));
@@ -106,8 +106,9 @@ void decoder_space_free(forward_space *s) {
 
 hd_status decoder_plan(model *m, const step_limits *lim, hd_err *err) {
     decoder *d = (decoder *)m;
-    forward_space *s = hd_calloc(1, sizeof *s);
-    if (!s) return hd_fail(err, HD_NOMEM, "model: no memory");
+    forward_space *s;
+    if (!d->packed) return hd_fail(err, HD_INVALID, "model: it was opened without its weights");
+    if (!(s = hd_calloc(1, sizeof *s))) return hd_fail(err, HD_NOMEM, "model: no memory");
     s->bytes = space_layout(s, d, lim, NULL);
     s->block = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (s->block == MAP_FAILED) {

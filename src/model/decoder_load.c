@@ -19,7 +19,7 @@ typedef struct {
     hd_err *err;
     bool *used;              /* [tensors of the file]: it found a place */
     uint64_t packed_bytes;   /* first pass: sum; second pass: cursor */
-    uint64_t params;
+    uint64_t params, vector_bytes;
     bool place;              /* second pass */
 } loader;
 
@@ -91,8 +91,10 @@ static hd_status vector(loader *l, float **out, const char *name, uint32_t n, bo
     if (l->place) return HD_OK;
     if (!t) return optional ? HD_OK : hd_fail_field(l->err, HD_INVALID, name, "missing tensor %s", name);
     if (t->dims[0] != n || t->dims[1] != 1 || t->n_dims > 2) return wrong_shape(l, t, name, n, 1);
-    if (!(*out = hd_alloc((size_t)n * sizeof **out))) return hd_fail(l->err, HD_NOMEM, "model: no memory");
     l->params += n;
+    l->vector_bytes += (uint64_t)n * sizeof **out;
+    if (l->opt->sizes_only) return HD_OK;
+    if (!(*out = hd_alloc((size_t)n * sizeof **out))) return hd_fail(l->err, HD_NOMEM, "model: no memory");
     if (!tensor_dequant_row(t->type, t->data, *out, n))
         return hd_fail_field(l->err, HD_INVALID, name, "tensor %s does not hold real numbers", name);
     return HD_OK;
@@ -215,6 +217,11 @@ static hd_status load(loader *l) {
     hd_status st;
     if (!(d->layers = hd_calloc(d->cfg.n_layers, sizeof *d->layers))) return hd_fail(err, HD_NOMEM, "model: no memory");
     if ((st = pass(l)) || (st = freq_divisors(l)) || (st = refuse_unused(l))) return st;
+    d->base.info.n_params = l->params;
+    d->base.info.weight_bytes = l->packed_bytes;
+    d->base.info.vector_bytes = l->vector_bytes;
+    d->base.info.mapped_bytes = d->embed->size_bytes;
+    if (l->opt->sizes_only) return HD_OK;
     if (l->packed_bytes > hd_memory_limit())
         return hd_fail_field(err, HD_NEVER_FITS, "model", "the weights take %llu bytes, the machine allows %llu",
                              (unsigned long long)l->packed_bytes, (unsigned long long)hd_memory_limit());
@@ -227,8 +234,6 @@ static hd_status load(loader *l) {
     d->packed_bytes = l->packed_bytes;
     l->place = true;
     l->packed_bytes = 0;
-    d->base.info.n_params = l->params;
-    d->base.info.weight_bytes = d->packed_bytes;
     return pass(l);
 }
 

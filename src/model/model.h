@@ -19,6 +19,8 @@ typedef struct {
     const char *isa;     /* kernels_get name, NULL: best */
     unsigned n_threads;  /* for packing and computing; 0: by topology */
     bool vocab_only;     /* no weights: tokenize, detokenize, render, inspect */
+    bool sizes_only;     /* everything that sizes depend on, checked as for running, but no weights and no threads: it cannot be
+                          * planned or run, and weights that this machine cannot hold are no error */
     void (*progress)(void *ctx, const char *what, double share); /* may be NULL */
     void *progress_ctx;
 } model_options;
@@ -45,7 +47,10 @@ typedef struct {
     uint32_t n_vocab;           /* logits per position */
     uint32_t ctx_train;         /* the model's own context */
     uint32_t n_layers, width;
-    uint64_t weight_bytes;      /* held in memory by the loaded model */
+    uint64_t weight_bytes;      /* held in memory by the loaded model: packed matrices */
+    uint64_t vector_bytes;      /* the same: norms and biases */
+    uint64_t mapped_bytes;      /* read from the mapped file while running: the system may drop them */
+    uint64_t file_bytes;        /* of all parts */
     uint64_t n_params;
     uint32_t n_groups;
     kv_group_shape groups[MODEL_MAX_GROUPS];
@@ -98,6 +103,7 @@ typedef struct {
     uint32_t page_tokens;
     kv_scheme kv_type[MODEL_MAX_GROUPS]; /* of each group */
 } step_limits;
+/* HD_INVALID: it was opened without weights. */
 hd_status model_plan(model *m, const step_limits *lim, hd_err *err);
 /* No step for a while: hand the workspace's memory back to the system; the next step takes it again.  Executor thread. */
 void model_rest(model *m);

@@ -207,6 +207,7 @@ hd_status script_open(model **out, const char *path, const model_options *opt, h
     if (ferror(f)) st = hd_fail(err, HD_IO, "%s: cannot be read", path);
     else if (b.failed) st = hd_fail(err, b.failed, "%s: larger than 64 MiB", path);
     else st = script_open_memory(out, buf_cstr(&b), b.len, base, opt, err);
+    if (*out) (*out)->info.file_bytes = b.len;
     fclose(f);
     buf_deinit(&b);
     return st;

@@ -24,6 +24,21 @@ struct kv {
 
 enum { SYSTEM_PAGE = 4096 };
 
+uint64_t kv_stride(uint64_t page_bytes) {
+    uint64_t stride;
+    return hd_align_up(page_bytes, SYSTEM_PAGE, &stride) ? stride : 0;
+}
+
+/* Pages of one group that the budget holds: its address space and its lists are made for so many. */
+static uint32_t pages_of_budget(uint64_t budget_bytes, uint64_t stride) {
+    uint64_t n = budget_bytes / stride;
+    return n > 1u << 24 ? 1u << 24 : (uint32_t)n;
+}
+
+uint64_t kv_tables_bytes(uint64_t budget_bytes, uint64_t stride) {
+    return (uint64_t)pages_of_budget(budget_bytes, stride) * 2 * sizeof(uint32_t);
+}
+
 hd_status kv_open(kv **out, uint64_t budget_bytes, uint32_t n_groups, const uint64_t *page_bytes, hd_err *err) {
     kv *k;
     *out = NULL;
@@ -33,15 +48,13 @@ hd_status kv_open(kv **out, uint64_t budget_bytes, uint32_t n_groups, const uint
     k->n_groups = n_groups;
     for (uint32_t i = 0; i < n_groups; i++) {
         group *g = &k->g[i];
-        uint64_t n;
         g->page_bytes = page_bytes[i];
-        if (!g->page_bytes || !hd_align_up(g->page_bytes, SYSTEM_PAGE, &g->stride) || budget_bytes / g->stride < 1) {
+        if (!(g->stride = kv_stride(g->page_bytes)) || budget_bytes / g->stride < 1) {
             kv_close(k);
             return hd_fail_field(err, HD_INVALID, "kv-budget", "a budget of %llu bytes does not hold one page of %llu bytes",
                                  (unsigned long long)budget_bytes, (unsigned long long)page_bytes[i]);
         }
-        n = budget_bytes / g->stride;
-        g->n_pages = n > 1u << 24 ? 1u << 24 : (uint32_t)n;
+        g->n_pages = pages_of_budget(budget_bytes, g->stride);
         g->warm = hd_reallocarray(NULL, g->n_pages, sizeof *g->warm);
         g->dry = hd_reallocarray(NULL, g->n_pages, sizeof *g->dry);
         if (!g->warm || !g->dry) goto oom;

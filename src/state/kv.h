@@ -32,6 +32,10 @@ uint64_t kv_budget(const kv *k);
 uint64_t kv_used_bytes(const kv *k);
 uint64_t kv_used_pages(const kv *k);
 uint64_t kv_page_bytes(const kv *k, uint32_t g);
+/* What one page of page_bytes counts in the budget: whole pages of the system, so that it can be given back alone.  0: too large. */
+uint64_t kv_stride(uint64_t page_bytes);
+/* Bytes of a group's lists of pages. */
+uint64_t kv_tables_bytes(uint64_t budget_bytes, uint64_t stride);
 void kv_check(const kv *k); /* asserts the invariant in debug builds */
 
 #endif

@@ -541,6 +541,12 @@ void prefix_close(prefix_tree *t) {
     hd_free(t);
 }
 
+uint64_t prefix_tables_bytes(uint64_t n_nodes, uint64_t n_pages, uint32_t page_tokens) {
+    /* A node, its tokens, its list of children (4 at first) and what the heap adds to each; a list of candidates that doubles. */
+    uint64_t node = sizeof(prefix_node) + page_tokens * sizeof(int32_t) + 4 * sizeof(prefix_node *) + 3 * 16;
+    return sizeof(prefix_tree) + n_nodes * node + 2 * n_pages * sizeof(candidate);
+}
+
 uint64_t prefix_in_use_bytes(const prefix_tree *t) { return t->in_use; }
 
 uint64_t prefix_node_bytes(const prefix_tree *t) {

@@ -110,6 +110,8 @@ typedef struct {
     uint64_t evicted_pages;
 } prefix_stats;
 prefix_stats prefix_look(const prefix_tree *t);
+/* Bytes of a tree of so many full nodes with so many pages in all, beside the pages, at most. */
+uint64_t prefix_tables_bytes(uint64_t n_nodes, uint64_t n_pages, uint32_t page_tokens);
 void prefix_check(const prefix_tree *t); /* asserts everything in debug builds */
 
 #endif
