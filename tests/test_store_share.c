@@ -116,7 +116,10 @@ static void threads(void **state) {
     for (int i = 0; i < N; i++) {
         pthread_join(t[i], NULL);
         assert_int_equal(w[i].wrong, 0);
-        assert_int_equal(w[i].errors, 0);
+        if (w[i].errors) {
+            store_stats(w[i].s, &n);
+            fail_msg("%d puts failed: %s", w[i].errors, n.last_error);
+        }
         hits += w[i].hits;
     }
     assert_true(hits > 0);
@@ -146,7 +149,10 @@ static int child(uint64_t seed, double seconds) {
     store_stats(s, &n);
     store_close(s);
     if (w.wrong) return 11;
-    if (w.errors) return 12;
+    if (w.errors) {
+        fprintf(stderr, "%d puts failed: %s\n", w.errors, n.last_error);
+        return 12;
+    }
     return n.damaged_files ? 13 : 0;
 }
 
