@@ -59,14 +59,15 @@ static int teardown(void **state) {
     return rmdir(dir);
 }
 
-/* Exit status of `heddle fit ARGS`, with $W, $G, $S and $O the models; what it printed is in `out`. */
-static int run(const char *args) {
+/* Exit status of `heddle fit ARGS`, with $W, $G, $S and $O the models; what it printed is in `out`.  errors: on stderr too,
+ * where libraries may have something to say (hwloc does, in a chroot without /sys). */
+static int run_with(const char *args, bool errors) {
     char cmd[1000];
     FILE *p;
     int rc;
     size_t n;
-    snprintf(cmd, sizeof cmd, "W=%s; G=%s; S=script:%s; O=%s; %s fit %s 2>&1", wide_path, windows_path, script_path, other_path,
-             HEDDLE_BIN, args);
+    snprintf(cmd, sizeof cmd, "W=%s; G=%s; S=script:%s; O=%s; %s fit %s 2>%s", wide_path, windows_path, script_path, other_path,
+             HEDDLE_BIN, args, errors ? "&1" : "/dev/null");
     assert_non_null(p = popen(cmd, "r"));
     n = fread(out, 1, sizeof out - 1, p);
     out[n] = 0;
@@ -75,12 +76,14 @@ static int run(const char *args) {
     return WEXITSTATUS(rc);
 }
 
+static int run(const char *args) { return run_with(args, true); }
+
 static json_t *fit_json(const char *args, int *status) {
     char all[900];
     json_t *j;
     snprintf(all, sizeof all, "%s --json", args);
-    *status = run(all);
-    if (!(j = json_loads(out, JSON_REJECT_DUPLICATES, NULL))) fail_msg("fit %s: %s", args, out);
+    *status = run_with(all, false);
+    if (!(j = json_loads(out, JSON_REJECT_DUPLICATES, NULL))) fail_msg("fit %s: %s", args, run(all) < 0 ? "" : out);
     return j;
 }
 
@@ -119,7 +122,7 @@ static void wrong_arguments(void **state) {
     for (size_t i = 0; i < sizeof usage / sizeof *usage; i++)
         if (run(usage[i]) != 64 || !strstr(out, i ? "heddle: " : "usage: ")) fail_msg("'%s': %s", usage[i], out);
     for (size_t i = 0; i < sizeof failed / sizeof *failed; i++)
-        if (run(failed[i]) != 1 || strncmp(out, "heddle: ", 8)) fail_msg("'%s': %s", failed[i], out);
+        if (run(failed[i]) != 1 || !strstr(out, "heddle: ")) fail_msg("'%s': %s", failed[i], out);
 }
 
 /* What loading refuses, fit refuses too. */

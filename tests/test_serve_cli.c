@@ -321,8 +321,8 @@ static void *answer_twice(void *arg) {
 /* What a server says is shown, and never believed: no control characters, no numbers beyond those that can be printed. */
 static void doctor_believes_nothing(void **state) {
     static const char *const states[] = {
-        "{\"queue\":[{\"id\":\"\\u001b[31m\",\"waited_ms\":1e300,\"expected_wait_ms\":-1e300}],\"running\":1e308,\"waiting\":1e19,"
-        "\"limits\":{\"max_rows\":-1e19,\"kv_bytes\":1e308}}",
+        ("{\"queue\":[{\"id\":\"\\u001b[31m\",\"waited_ms\":1e300,\"expected_wait_ms\":-1e300}],\"running\":1e308,\"waiting\":1e19,"
+        "\"limits\":{\"max_rows\":-1e19,\"kv_bytes\":1e308}}"),
         "{\"queue\":[7,null,\"x\",[],{}],\"limits\":5,\"running\":{}}",
         "[]", "nonsense", ""};
     (void)state;
