@@ -289,7 +289,9 @@ static void demo_model(void **state) {
         skip();
     }
     check_model("demo model", path, KV_F16, KV_F16, rounds(3));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     check_model("demo model", path, KV_Q8, KV_Q8, rounds(1)); /* a real model takes its time */
+#endif
 }
 
 int main(void) {
