@@ -132,6 +132,7 @@ class Target:
         if status != 200:
             return None
         if isinstance(reply, dict):
+            reply["usage"].pop("prompt_tokens_details")  # what was cached differs
             return json.dumps([reply["choices"], reply["usage"]], sort_keys=True)
         events = [json.loads(x[6:]) for x in reply.split("\n") if x.startswith("data: {")]
         if "data: [DONE]" not in reply or any("error" in e for e in events):
@@ -227,7 +228,7 @@ class Target:
                 status, state = net.call(self.port, "GET", "/v1/heddle/state")
                 held = [state[k] for k in ("rows", "queue", "planning", "body_bytes", "collected_tokens", "running",
                                            "waiting")]
-                pages = state["pages"]["used"] - state["pages"]["cached"]
+                pages = state["pages"]["used"]
                 # the watcher's connection and this one
                 if status == 200 and not self.busy and not any(held) and pages <= 0 and state["connections"] <= 2:
                     break

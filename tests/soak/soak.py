@@ -169,7 +169,7 @@ class Server:
         while time.monotonic() < end:
             state = net.call(self.port, "GET", "/v1/heddle/state")[1]
             held = [state[k] for k in ("rows", "queue", "planning", "body_bytes", "collected_tokens", "running", "waiting")]
-            if not any(held) and state["pages"]["used"] <= state["pages"]["cached"] and state["connections"] <= 1:
+            if not any(held) and not state["pages"]["used"] and state["connections"] <= 1:
                 break
             time.sleep(0.5)
         else:
