@@ -1,4 +1,4 @@
-/* test_fit.c - `heddle fit`: its arguments, its verdicts, its numbers against formulas written down here, and all of it
+/* test_fit.c (slow-test) - `heddle fit`: its arguments, its verdicts, its numbers against formulas written down here, and all of it
  * against an engine that is really opened and filled: the memory it takes, the rows and contexts it admits.
  *
  * Memory is what the kernel counts: "Anonymous" of /proc/self/smaps_rollup, of a child process that opens model and engine with

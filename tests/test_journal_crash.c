@@ -1,4 +1,4 @@
-/* test_journal_crash.c - the request log after power cuts and kill -9, and out of files that were changed.
+/* test_journal_crash.c (slow-test) - the request log after power cuts and kill -9, and out of files that were changed.
  *
  * Power: on tests/util/memvfs.c, at each sync and at many writes, with what was not synced dropped, torn or scrambled.
  * What must hold when the log is opened again:

@@ -1,4 +1,4 @@
-/* test_store_faults.c - the disk tier on spoiled files, failing disks and power cuts: a miss at worst, never other bytes.
+/* test_store_faults.c (slow-test) - the disk tier on spoiled files, failing disks and power cuts: a miss at worst, never other bytes.
  *
  * Everything random comes from the seed that a failure prints; HEDDLE_STORE_SEED=N runs that one alone. */
 #include "base/log.h"

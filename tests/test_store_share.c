@@ -1,4 +1,4 @@
-/* test_store_share.c - the disk tier under threads and processes, on the real file system, with room for a part of the pages. */
+/* test_store_share.c (slow-test) - the disk tier under threads and processes, on the real file system, with room for a part of the pages. */
 #include "base/log.h"
 #include "state/store.h"
 #include "util/runs.h"
