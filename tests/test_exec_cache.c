@@ -196,6 +196,28 @@ static void r021_the_same_again_with_windows(void **state) {
     }
 }
 
+/* Where an answer ended the conversation goes on: the window there outlives those that nobody will look through, though
+ * another conversation came and pages are short of all windows. */
+static void the_end_of_an_answer_is_kept(void **state) {
+    static int32_t p[1300];
+    gen_event end;
+    gen_request q = asks(p, 1000, 200);
+    rig r = open_rig("\"window\":64,", (engine_options){.kv_budget_bytes = (2 * 75 + 40) * PAGE * SCRIPT_TOKEN_BYTES});
+    (void)state;
+    fill(p, 1000, 9);
+    run(&r, &q, 1, &end);
+    fill(p, 1000, 10);
+    run(&r, &q, 1, &end);
+    assert_true(look(&r).pages_evicted > 50);
+    fill(p, 1000, 9);
+    for (int i = 0; i < 200; i++) p[1000 + i] = 2 + i % 3; /* what the script says */
+    fill(p + 1200, 50, 11);
+    q = asks(p, 1250, 1);
+    run(&r, &q, 1, &end);
+    assert_int_equal(end.stats.cached_tokens, 1199);
+    close_rig(&r);
+}
+
 /* Who shares with whom, and what is said of it. */
 static void spaces_and_switches(void **state) {
     int32_t p[100] = {0};
@@ -281,6 +303,7 @@ int main(void) {
         cmocka_unit_test(sharing_makes_room),
         cmocka_unit_test(a_conversation),
         cmocka_unit_test(r021_the_same_again_with_windows),
+        cmocka_unit_test(the_end_of_an_answer_is_kept),
         cmocka_unit_test(spaces_and_switches),
         cmocka_unit_test(r022_a_thousand_prompts),
     };
