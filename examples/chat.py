@@ -29,7 +29,7 @@ Request = struct("heddle_request", [
     (c.c_size_t, "n_stop_ids"), (c.c_int, "ignore_eos special"),
     (c.c_uint64, "queue_timeout_us first_token_timeout_us total_timeout_us"), (c.c_char_p, "method"), (c.c_uint64, "method_arg"),
     (c.c_int32, "priority"), (c.c_int, "collect"), (c.c_char_p, "share"), (c.c_void_p, "cancel notify notify_ctx"),
-    (c.c_char_p, "cache_space"), (c.c_int, "no_cache")])
+    (c.c_char_p, "cache_space"), (c.c_int, "no_cache"), (c.c_void_p, "said"), (c.c_size_t, "n_said")])
 Stats = struct("heddle_stats", [(c.c_uint32, "prompt_tokens cached_tokens generated_tokens preemptions"), (
     c.c_uint64, "queue_us prefill_us decode_us gap_p50_us gap_p99_us paused_us preempted_us")])
 Event = struct("heddle_event", [

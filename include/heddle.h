@@ -332,6 +332,12 @@ typedef struct heddle_request {
 
     const char *cache_space;                   /* computed prefixes are shared among requests of one name; NULL: ""; at most 63 bytes */
     int no_cache;                              /* takes nothing up and leaves nothing behind */
+
+    /* What this request generated before, in another session or process, with the same model and settings: it goes on
+     * after these tokens as if it had not been interrupted.  They count, and are not handed out again.  n_said is at
+     * most max_tokens.  Not with prompt_logprobs, prompt_logits or methods other than "autoregressive". */
+    const int32_t *said;
+    size_t n_said;
 } heddle_request;
 HEDDLE_API void heddle_request_init(heddle_request *r, size_t size);
 #define HEDDLE_REQUEST_INIT(r) heddle_request_init((r), sizeof *(r))

@@ -204,6 +204,7 @@ static hd_status check_lists(const heddle_request *r, hd_err *e) {
         const void *p;
         size_t n;
     } lists[] = {{"prompt", r->prompt, r->n_prompt},
+                 {"said", r->said, r->n_said},
                  {"stops", r->stops, r->n_stops},
                  {"stop_ids", r->stop_ids, r->n_stop_ids},
                  {"bias", r->bias, r->n_bias},
@@ -257,6 +258,8 @@ static gen_request to_engine(const heddle_request *r) {
     q.id = r->id ? r->id : "";
     q.prompt = r->prompt;
     q.n_prompt = r->n_prompt;
+    q.said = r->said;
+    q.n_said = r->n_said;
     q.max_tokens = r->max_tokens;
     q.stops = (const stop_string *)r->stops;
     q.n_stops = r->n_stops;

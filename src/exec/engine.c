@@ -464,6 +464,9 @@ static hd_status check_request(engine *e, const gen_request *req, const gen_meth
         return hd_fail_field(err, HD_NEVER_FITS, "max_tokens", "%u tokens are to be collected; all requests together may hold %llu",
                              req->max_tokens, (unsigned long long)e->opt.collect_tokens);
     if ((st = executor_check(&e->x, req, err))) return st;
+    if (req->n_said && (!(*m)->resumes || req->prompt_logprobs || req->prompt_logits))
+        return hd_fail_field(err, HD_UNSUPPORTED, "said", "%s cannot go on after what was generated before",
+                             (*m)->resumes ? "a request for scores of its prompt" : (*m)->name);
     return (*m)->check ? (*m)->check(req, e->x.info, err) : HD_OK;
 }
 

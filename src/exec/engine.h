@@ -66,6 +66,10 @@ typedef struct {
     const char *id;              /* for state and cancel, at most 63 bytes; "" = the engine makes one */
     const int32_t *prompt;       /* copied */
     size_t n_prompt;             /* 1 .. context - 1 (or context when max_tokens is 0) */
+    const int32_t *said;         /* copied; what it generated before and who asks has already (a resume): counted, taken for its
+                                    own, and not handed out again.  Read at the speed of a prompt, it goes on to the same bits.
+                                    Only for methods that make text, and without prompt scores and logits */
+    size_t n_said;               /* <= max_tokens */
     uint32_t max_tokens;         /* GEN_NO_CAP: until the context ends.  0: only read (and score) the prompt */
     sampling_params sampling;    /* arrays are copied */
     const stop_string *stops;    /* copied */

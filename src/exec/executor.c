@@ -69,6 +69,12 @@ hd_status executor_check(const executor *x, const gen_request *req, hd_err *err)
         if (req->prompt[i] < 0 || (uint32_t)req->prompt[i] >= x->info->n_vocab)
             return hd_fail_field(err, HD_INVALID, "prompt", "token id %d at index %zu is outside the vocabulary of %u",
                                  req->prompt[i], i, x->info->n_vocab);
+    if (req->n_said > ctx - req->n_prompt || req->n_said > req->max_tokens)
+        return hd_fail_field(err, HD_NEVER_FITS, "said", "%zu tokens were generated before, which is above the cap or the context",
+                             req->n_said);
+    for (size_t i = 0; i < req->n_said; i++)
+        if (req->said[i] < 0 || (uint32_t)req->said[i] >= x->info->n_vocab)
+            return hd_fail_field(err, HD_INVALID, "said", "token id %d at index %zu is outside the vocabulary", req->said[i], i);
     for (size_t i = 0; i < req->n_stop_ids; i++)
         if (req->stop_ids[i] < 0 || (uint32_t)req->stop_ids[i] >= x->info->n_vocab)
             return hd_fail_field(err, HD_INVALID, "stop_token_ids", "token id %d is outside the vocabulary", req->stop_ids[i]);
@@ -100,12 +106,14 @@ static hd_status row_new(row **out, executor *x, session *s, hd_err *err) {
     r->order = s->order;
     r->method = s->method;
     r->collect = s->copy.req.collect;
-    r->n_prompt = r->n_tokens = (uint32_t)req->n_prompt;
+    r->n_prompt = (uint32_t)req->n_prompt;
+    r->n_generated = (uint32_t)req->n_said;
+    r->n_tokens = r->n_prompt + r->n_generated;
     r->cap_generated = req->max_tokens < room ? req->max_tokens : room;
     r->cap_tokens = r->n_prompt + r->cap_generated;
     r->end.stop_index = -1;
     if (!(r->tokens = hd_reallocarray(NULL, r->cap_tokens, sizeof *r->tokens))) goto oom;
-    memcpy(r->tokens, req->prompt, req->n_prompt * sizeof *r->tokens);
+    memcpy(r->tokens, req->prompt, r->n_tokens * sizeof *r->tokens); /* what was said lies behind it */
     for (uint32_t g = 0; g < x->n_groups; g++)
         if (!(r->pages[g] = hd_calloc(pages_for(r->cap_tokens, x->opt.page_tokens), sizeof **r->pages))) goto oom;
     if (!(r->path = hd_calloc(pages_for(r->cap_tokens, x->opt.page_tokens), sizeof *r->path))) goto oom;
@@ -115,6 +123,7 @@ static hd_status row_new(row **out, executor *x, session *s, hd_err *err) {
         return st;
     }
     r->opened = true;
+    if (req->n_said) row_take_up(r);
     *out = r;
     return HD_OK;
 oom:
@@ -177,7 +186,7 @@ void executor_steer(executor *x, session *s, const session_steer *st) {
 
 uint32_t executor_projected_tokens(const executor *x, const session *s) {
     const gen_request *req = &s->copy.req;
-    uint32_t have = s->row ? s->row->n_tokens : (uint32_t)req->n_prompt, room = x->opt.ctx - have;
+    uint32_t have = s->row ? s->row->n_tokens : session_tokens(s), room = x->opt.ctx - have;
     uint32_t done = have - (uint32_t)req->n_prompt, more;
     if (req->max_tokens == GEN_NO_CAP) more = x->opt.default_max_tokens;
     else more = req->max_tokens > done ? req->max_tokens - done : 0;
@@ -233,6 +242,7 @@ void executor_admit(executor *x, session *s, uint32_t rank) {
     executor_place(x, r);
     if ((due = executor_due(s)) < x->deadline_us) x->deadline_us = due;
     atomic_store_explicit(&s->admitted, true, memory_order_relaxed);
+    if (r->ended) executor_evict_ended(x); /* what it said before was all */
 }
 
 /* ---- ends ---- */

@@ -89,10 +89,50 @@ static void take_back(row *r) {
     row_fail(r, &err);
 }
 
+/* The text of one more token in text_a, what of it may go out in text_b.  True: a stop string is complete. */
+static bool push_text(row *r, int32_t id, size_t *which) {
+    executor *x = r->x;
+    buf_clear(&x->text_a);
+    buf_clear(&x->text_b);
+    detok_push(&r->detok, x->info->tok, id, r->s->copy.req.special, &x->text_a);
+    return stop_push(r->stops, buf_cstr(&x->text_a), x->text_a.len, &x->text_b, which);
+}
+
+/* A stop string or the cap ended the row with the token just added. */
+static void look_for_end(row *r, bool stopped, size_t which) {
+    if (stopped) {
+        r->closed_text = true;
+        r->end.stop_index = (int32_t)which;
+        row_end(r, FINISH_STOP);
+    } else if (r->n_generated == r->cap_generated) {
+        row_end(r, FINISH_LENGTH);
+    }
+}
+
+static void cannot_go_on(row *r, uint32_t position, const char *why) {
+    hd_err err;
+    r->closed_text = true;
+    hd_fail_field(&err, HD_INVALID, "said", "token %u of what it said before %s", position - r->n_prompt, why);
+    row_fail(r, &err);
+}
+
+void row_take_up(row *r) {
+    executor *x = r->x;
+    for (uint32_t i = r->n_prompt; i < r->n_tokens && !r->ended; i++) {
+        size_t which = 0;
+        bool stopped = push_text(r, r->tokens[i], &which);
+        if (x->text_a.failed || x->text_b.failed) cannot_go_on(r, i, "finds no memory for its text");
+        else if (ends_generation(r, r->tokens[i])) cannot_go_on(r, i, "would have ended it");
+        else if (i + 1 == r->n_tokens) look_for_end(r, stopped, which);
+        else if (stopped) cannot_go_on(r, i, "completes a stop string");
+    }
+}
+
 bool row_publish(row *r, const sample_result *s) {
     executor *x = r->x;
     session_record rec = {.kind = EV_TOKEN, .position = r->n_tokens, .sample = *s};
-    size_t which;
+    size_t which = 0;
+    bool stopped;
     HD_ASSERT(!r->ended && r->n_generated < r->cap_generated);
     note_time(r);
     x->generated_tokens++;
@@ -103,16 +143,8 @@ bool row_publish(row *r, const sample_result *s) {
     }
     r->tokens[r->n_tokens++] = s->id;
     r->n_generated++;
-    buf_clear(&x->text_a);
-    buf_clear(&x->text_b);
-    detok_push(&r->detok, x->info->tok, s->id, r->s->copy.req.special, &x->text_a);
-    if (stop_push(r->stops, buf_cstr(&x->text_a), x->text_a.len, &x->text_b, &which)) {
-        r->closed_text = true;
-        r->end.stop_index = (int32_t)which;
-        row_end(r, FINISH_STOP);
-    } else if (r->n_generated == r->cap_generated) {
-        row_end(r, FINISH_LENGTH);
-    }
+    stopped = push_text(r, s->id, &which);
+    look_for_end(r, stopped, which);
     rec.n_text = (uint32_t)x->text_b.len;
     if (x->text_a.failed || x->text_b.failed || !session_push(r->s, &rec, buf_cstr(&x->text_b))) take_back(r);
     return !r->ended;

@@ -36,6 +36,7 @@ struct gen_method {
      * segment; a method that rejects some of it sets it back. */
     void (*consume)(row *r, const segment *seg);
     void (*tail)(row *r, hd_buf *out);      /* text still held back, at an end that is not a stop string; may be NULL */
+    bool resumes; /* can go on after tokens it generated in another life (gen_request.said) */
     /* How many of its first tokens' outputs the method can do without: so many may be taken from the cache.  NULL: none. */
     uint32_t (*skips)(const session *s, uint32_t n_tokens);
 };
@@ -103,6 +104,9 @@ bool row_publish(row *r, const sample_result *s);
 /* A vtable's `tail` for rows whose output is text of row_publish. */
 void row_tail(row *r, hd_buf *out);
 hd_status row_text_open(row *r, hd_err *err);
+/* Bring the text to where the tokens are that it said before, without handing any out.  The row has ended if its last token
+ * ended it, and has failed if an earlier one did. */
+void row_take_up(row *r);
 void row_text_close(row *r);
 
 /* Called by methods.  The end is published by the executor after the step (publish, settle, evict: in this order). */

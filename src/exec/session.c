@@ -87,9 +87,13 @@ static hd_status copy_request(gen_copy *c, const gen_request *req, size_t n_voca
         (st = stop_set_new(&c->stops, req->stops, req->n_stops, err)))
         return st;
     c->req.stops = NULL;
-    if (!(c->prompt = dup_ids(req->prompt, req->n_prompt)) || !(c->stop_ids = dup_ids(req->stop_ids, req->n_stop_ids)))
+    if (!(c->prompt = hd_reallocarray(NULL, req->n_prompt + req->n_said + !req->n_prompt, sizeof *c->prompt)) ||
+        !(c->stop_ids = dup_ids(req->stop_ids, req->n_stop_ids)))
         return hd_fail(err, HD_NOMEM, "no memory for a request");
+    if (req->n_prompt) memcpy(c->prompt, req->prompt, req->n_prompt * sizeof *c->prompt);
+    if (req->n_said) memcpy(c->prompt + req->n_prompt, req->said, req->n_said * sizeof *c->prompt);
     c->req.prompt = c->prompt;
+    c->req.said = c->prompt + req->n_prompt;
     c->req.stop_ids = c->stop_ids;
     return HD_OK;
 }

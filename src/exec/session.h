@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     gen_request req; /* pointers lead into the fields below */
     char id[64], share[SESSION_MAX_KEY], space[SESSION_MAX_KEY];
-    int32_t *prompt, *stop_ids;
+    int32_t *prompt, *stop_ids; /* behind the prompt lies what was said before */
     stop_set *stops;
     sampler *sampler;
 } gen_copy;
@@ -109,6 +109,8 @@ struct session {
     hd_buf out;                        /* reader's copy of the text it borrows */
 };
 
+/* That it begins with: the prompt and what it said before. */
+static inline uint32_t session_tokens(const session *s) { return (uint32_t)(s->copy.req.n_prompt + s->copy.req.n_said); }
 hd_status session_new(session **out, engine *e, const gen_request *req, const gen_method *m, size_t n_vocab,
                       session_notify notify, void *ctx, hd_err *err);
 /* The engine has it in its line: cancels that came before are passed on.  Under engine->mu. */

@@ -13,7 +13,7 @@ static const char *space(const session *s) { return s->copy.space; }
 
 /* The last token's output is always wanted. */
 uint32_t share_most(const executor *x, const session *s) {
-    uint32_t n_tokens = s->row ? s->row->n_tokens : (uint32_t)s->copy.req.n_prompt;
+    uint32_t n_tokens = s->row ? s->row->n_tokens : session_tokens(s);
     uint32_t n = shares(x, s) && s->method->skips ? s->method->skips(s, n_tokens) : 0;
     return n < n_tokens ? n : n_tokens - 1;
 }
@@ -77,9 +77,10 @@ static void go_through(executor *x, row *r, prefix_node *n, bool took) {
     r->path[r->n_shared++] = n;
 }
 
-/* n more tokens were taken up. */
+/* n more tokens were taken up; those of the prompt are counted. */
 static void count_taken(row *r, uint32_t n) {
-    if (!r->n_generated && !r->preemptions) r->n_taken += n;
+    uint32_t room = r->n_prompt - r->n_taken;
+    if (!r->t_first_us && !r->preemptions) r->n_taken += n < room ? n : room;
 }
 
 /* The longest hit; without its tail where original and copy do not both have room. */

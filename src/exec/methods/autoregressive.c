@@ -17,7 +17,9 @@ static void ar_close(row *r) {
 }
 
 static hd_status ar_open(row *r, hd_err *err) {
-    if (!(r->mstate = hd_calloc(1, sizeof(ar_state)))) return hd_fail(err, HD_NOMEM, "no memory for a row");
+    ar_state *a = hd_calloc(1, sizeof *a);
+    if (!(r->mstate = a)) return hd_fail(err, HD_NOMEM, "no memory for a row");
+    if (r->n_generated) a->n_scored = r->n_prompt; /* scores came before the first token */
     return HD_OK;
 }
 
@@ -80,4 +82,4 @@ static uint32_t ar_skips(const session *s, uint32_t n_tokens) {
 }
 
 const gen_method method_autoregressive = {.name = "autoregressive", .open = ar_open, .close = ar_close, .plan = ar_plan,
-                                          .consume = ar_consume, .tail = row_tail, .skips = ar_skips};
+                                          .consume = ar_consume, .tail = row_tail, .resumes = true, .skips = ar_skips};
