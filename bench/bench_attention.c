@@ -9,7 +9,7 @@
  * scheme; above 1 the scheme is faster.  Store: writing keys and values.
  * The timer is thread CPU time around attn_run alone; kernel and yardstick alternate, medians are shown. */
 #include "base/mem.h"
-#include "kernels/kernels.h"
+#include "kernels/meter.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -36,43 +36,8 @@ static double median(double *v, int n) {
 
 static volatile float sink;
 
-typedef float vec8 __attribute__((vector_size(32)));
-
 static double read_gb_s(const char *p, size_t bytes) {
-    size_t quarter = bytes / 4 / 256 * 256;
-    vec8 s[4] = {0};
-    double t = now();
-    for (size_t i = 0; i < quarter; i += 64)
-        for (int k = 0; k < 4; k++) {
-            const vec8 *v = (const vec8 *)(p + (size_t)k * quarter + i);
-            s[k] += v[0];
-            s[k] += v[1];
-        }
-    t = now() - t;
-    for (int k = 0; k < 4; k++) sink += s[k][0];
-    return (double)quarter * 4 / t * 1e-9;
-}
-
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma")))
-#endif
-static double fma_g_s(void) {
-    enum { N = 2000000 };
-    vec8 x, y;
-    for (int j = 0; j < 8; j++) x[j] = 0.999f, y[j] = 1e-6f;
-    vec8 a = x, b = x, c = x, d = x, e = x, f = x, g = x, h = x, m = x, n = x; /* 10 chains cover the latency */
-    double t = now();
-    for (int i = 0; i < N; i++) {
-#if defined(__x86_64__)
-#define STEP(v) __asm__("vfmadd213ps %2, %1, %0" : "+x"(v) : "x"(x), "x"(y))
-#else
-#define STEP(v) v = v * x + y
-#endif
-        STEP(a); STEP(b); STEP(c); STEP(d); STEP(e); STEP(f); STEP(g); STEP(h); STEP(m); STEP(n);
-    }
-    t = now() - t;
-    sink += a[0] + b[0] + c[0] + d[0] + e[0] + f[0] + g[0] + h[0] + m[0] + n[0];
-    return N * 80.0 / t * 1e-9;
+    return (double)bytes * 1e-9 / meter_read(p, bytes, CLOCK_THREAD_CPUTIME_ID);
 }
 
 typedef struct {
@@ -186,7 +151,7 @@ static void prefill(const kernels *k, uint32_t head_dim, uint32_t group, uint32_
     for (int n = 0; n < REPEATS; n++) {
         double t = prefill_once(k, &c, group, depth, q, out, scratch);
         rate[n] = 2.0 * head_dim * group * N_Q * (depth + (N_Q + 1) / 2.0) / t * 1e-9;
-        peak[n] = fma_g_s();
+        peak[n] = meter_loop(METER_F32, CLOCK_THREAD_CPUTIME_ID);
         share[n] = rate[n] / peak[n];
     }
     printf("prefill  hd %3u group %u depth %5u: %5.1f G multiply-adds/s, %.2f of f32 peak (%.1f)\n", head_dim, group, depth,

@@ -9,6 +9,7 @@
  * Timed: mm_mul alone, thread CPU time, weights from a buffer larger than the last cache.  Not timed: mm_act_pack,
  * printed apart as ns per value; packing as GB/s of GGUF bytes. */
 #include "base/mem.h"
+#include "kernels/meter.h"
 #include "kernels/mm_layout.h"
 
 #include <stdio.h>
@@ -16,69 +17,10 @@
 #include <string.h>
 #include <time.h>
 
-#if HD_HAVE_AVX2
-#include <immintrin.h>
-#define AVX2 __attribute__((target("avx2,fma"), noinline))
-
-static volatile int sink;
-
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Bytes read as 4 streams; seconds. */
-AVX2 static double ref_read(const uint8_t *p, size_t bytes) {
-    __m256i a[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
-    size_t part = bytes / 4 & ~(size_t)127;
-    double t = now();
-    for (size_t i = 0; i < part; i += 64) {
-#define READ(s)                                                                                                        \
-    a[s] = _mm256_xor_si256(a[s], _mm256_xor_si256(_mm256_loadu_si256((const void *)(p + s * part + i)),               \
-                                                   _mm256_loadu_si256((const void *)(p + s * part + i + 32))));
-        READ(0) READ(1) READ(2) READ(3)
-    }
-    t = now() - t;
-    a[0] = _mm256_xor_si256(_mm256_xor_si256(a[0], a[1]), _mm256_xor_si256(a[2], a[3]));
-    sink = _mm256_extract_epi32(a[0], 0);
-    return t;
-}
-
-/* GMAC/s of 8 independent chains; kind 0 maddubs + paddw, 1 madd + paddd, 2 fma. */
-AVX2 static double ref_peak(int kind) {
-    enum { N = 200000 };
-    __m256i w = _mm256_set1_epi8(1), v = _mm256_set1_epi8(2), z = _mm256_setzero_si256();
-    __m256i a0 = z, a1 = z, a2 = z, a3 = z, a4 = z, a5 = z, a6 = z, a7 = z;
-    __m256 x = _mm256_set1_ps(1.0f), y = _mm256_set1_ps(0.5f), zf = _mm256_setzero_ps();
-    __m256 f0 = zf, f1 = zf, f2 = zf, f3 = zf, f4 = zf, f5 = zf, f6 = zf, f7 = zf;
-    double t = now();
-#define ALL(step)                                                                                                      \
-    for (int n = 0; n < N; n++) {                                                                                      \
-        step(0) step(1) step(2) step(3) step(4) step(5) step(6) step(7)                                                \
-    }
-#define BYTES(i)                                                                                                       \
-    a##i = _mm256_add_epi16(a##i, _mm256_maddubs_epi16(w, v));                                                         \
-    __asm__ volatile("" : "+x"(a##i), "+x"(w));
-#define WORDS(i)                                                                                                       \
-    a##i = _mm256_add_epi32(a##i, _mm256_madd_epi16(w, v));                                                            \
-    __asm__ volatile("" : "+x"(a##i), "+x"(w));
-#define FLOATS(i)                                                                                                      \
-    f##i = _mm256_fmadd_ps(x, y, f##i);                                                                                \
-    __asm__ volatile("" : "+x"(f##i));
-    if (kind == 0)
-        ALL(BYTES)
-    else if (kind == 1)
-        ALL(WORDS)
-    else
-        ALL(FLOATS)
-    t = now() - t;
-    f0 = _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(f0, f1), _mm256_add_ps(f2, f3)),
-                       _mm256_add_ps(_mm256_add_ps(f4, f5), _mm256_add_ps(f6, f7)));
-    a0 = _mm256_add_epi32(_mm256_add_epi32(_mm256_add_epi32(a0, a1), _mm256_add_epi32(a2, a3)),
-                          _mm256_add_epi32(_mm256_add_epi32(a4, a5), _mm256_add_epi32(a6, a7)));
-    sink = _mm256_extract_epi32(_mm256_add_epi32(a0, _mm256_castps_si256(f0)), 0);
-    return 8.0 * N * (kind == 0 ? 32 : kind == 1 ? 16 : 8) / t * 1e-9;
 }
 
 static int cmp(const void *a, const void *b) {
@@ -106,7 +48,7 @@ static void run(const config *cfg, tensor_type type, uint32_t rows, uint32_t col
     uint8_t *base;
     uint8_t *raw = hd_alloc(row_bytes * rows);
     act_kind kind = mm_act_kind(cfg->k, type);
-    int peak_kind = kind == ACT_F32 ? 2 : kind == ACT_I16_32 ? 1 : 0;
+    meter_kind peak_kind = meter_of(kind);
     void *scratch = hd_alloc_aligned(64, mm_scratch_bytes());
     double pack;
     w.data = base = hd_alloc_aligned(64, call_bytes * copies);
@@ -132,8 +74,8 @@ static void run(const config *cfg, tensor_type type, uint32_t rows, uint32_t col
         act = now() - act;
         for (int i = 0; i < cfg->repeats; i++) {
             uint32_t other = (at + copies / 2) % copies;
-            t_r[i] = ref_read(base + other * call_bytes, call_bytes);
-            g[i] = 1 / ref_peak(peak_kind);
+            t_r[i] = meter_read(base + other * call_bytes, call_bytes, CLOCK_THREAD_CPUTIME_ID);
+            g[i] = 1 / meter_loop(peak_kind, CLOCK_THREAD_CPUTIME_ID);
             w.data = base + at * call_bytes;
             t_k[i] = now();
             mm_mul(cfg->k, &w, a, m, y, rows, 0, rows, scratch);
@@ -198,6 +140,3 @@ int main(int argc, char **argv) {
             run(&cfg, cases[i].type, cases[i].rows, cols ? cols : cases[i].cols, ms, n_ms);
     return 0;
 }
-#else
-int main(void) { return 0; }
-#endif

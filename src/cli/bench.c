@@ -2,15 +2,16 @@
  *
  * Prefill: a prompt of P tokens, timed from admission to the end of reading (no token is sampled).  Decode: rows of
  * depth + 8 prompt tokens that ignore EOS; the time from when the last row begins to decode until the first one ends, so
- * that all rows were in every step that counts.  Greedy, as fast as the executor goes; loading is not included. */
-#include "cli/common.h"
+ * that all rows were in every step that counts.  Greedy, as fast as the executor goes; loading is not included.
+ * --roofline measures the machine's limits before and after each of these; --phases says where the threads' time went. */
 #include "base/mem.h"
+#include "cli/bench_limits.h"
 
 #include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char usage[] = "heddle bench MODEL [-p 512] [-n 128] [-b 1,2,4,8,16,32] [--depth N] [--json]";
+static const char usage[] = "heddle bench MODEL [-p 512] [-n 128] [-b 1,2,4,8,16,32] [--depth N] [--roofline] [--phases] [--json]";
 
 /* Ids that are ordinary text in every vocabulary we know, spread out so that no row equals another. */
 static void fill_prompt(int32_t *ids, uint32_t n, uint32_t n_vocab, uint32_t salt) {
@@ -21,16 +22,34 @@ static void fill_prompt(int32_t *ids, uint32_t n, uint32_t n_vocab, uint32_t sal
     }
 }
 
-static int bench_prefill(loaded *l, uint32_t n, double *tok_s) {
+/* One figure, and what else is known about it. */
+typedef struct {
+    double tok_s, limit_tok_s; /* 0: not asked for */
+    double parts[STEP_PARTS + 1]; /* --phases: shares of all threads' time; the last is outside the forward pass */
+} figure;
+
+/* Shares of what went by between two readings, which were wall_us apart. */
+static void take_parts(const loaded *l, const step_times *before, uint64_t wall_us, figure *f) {
+    step_times after;
+    double threads = model_get(l->m)->n_threads, all = (double)wall_us * 1000 * threads;
+    model_step_times(l->m, &after);
+    if (!after.n_steps || all <= 0) return;
+    for (int i = 0; i < STEP_PARTS; i++) f->parts[i] = (double)(after.ns[i] - before->ns[i]) / all;
+    f->parts[STEP_PARTS] = 1 - (double)(after.wall_ns - before->wall_ns) * threads / all;
+}
+
+static int bench_prefill(loaded *l, uint32_t n, figure *f) {
     int32_t *ids = hd_reallocarray(NULL, n, sizeof *ids);
     gen_request r = {.id = "", .prompt = ids, .n_prompt = n, .max_tokens = 0};
     session *s;
+    step_times before;
     gen_event ev;
     hd_err err;
     int rc = 0;
     if (!ids) return EXIT_FAILED;
     fill_prompt(ids, n, model_get(l->m)->n_vocab, n);
     sampling_defaults(&r.sampling);
+    model_step_times(l->m, &before);
     if (engine_submit(l->e, &r, 1, NULL, NULL, &s, &err)) {
         hd_free(ids);
         return fail_with(&err);
@@ -38,7 +57,8 @@ static int bench_prefill(loaded *l, uint32_t n, double *tok_s) {
     do session_wait(s, &ev, UINT64_MAX);
     while (ev.kind != EV_DONE);
     if (ev.finish == FINISH_FAILED) rc = fail_with(&ev.err);
-    *tok_s = n / ((double)ev.stats.prefill_us / 1e6);
+    f->tok_s = n / ((double)ev.stats.prefill_us / 1e6);
+    take_parts(l, &before, ev.stats.prefill_us, f);
     session_free(s);
     hd_free(ids);
     return rc;
@@ -53,7 +73,7 @@ typedef struct {
 static void on_event(void *ctx) { sem_post(ctx); }
 
 /* Count tokens that arrive between "all rows decode" and "the first row ends". */
-static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, double *tok_s) {
+static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, figure *f) {
     stream *st = hd_calloc(rows, sizeof *st);
     session **ss = hd_calloc(rows, sizeof *ss);
     gen_request *rq = hd_calloc(rows, sizeof *rq);
@@ -61,6 +81,7 @@ static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, do
     int32_t *ids = hd_reallocarray(NULL, (size_t)rows * (depth + 8), sizeof *ids);
     uint64_t t0 = 0, t1 = 0, counted = 0;
     uint32_t begun = 0, ended = 0;
+    step_times before = {0};
     sem_t ready;
     hd_err err;
     int rc = st && ss && rq && ctx && ids ? 0 : EXIT_FAILED;
@@ -79,10 +100,11 @@ static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, do
         for (uint32_t i = 0; i < rows; i++) {
             gen_event ev;
             for (session_next(ss[i], &ev); ev.kind != EV_NONE; session_next(ss[i], &ev)) {
-                if (ev.kind == EV_TOKEN && !st[i].n++ && ++begun == rows) t0 = hd_now_us(&hd_clock_real);
+                if (ev.kind == EV_TOKEN && !st[i].n++ && ++begun == rows)
+                    t0 = hd_now_us(&hd_clock_real), model_step_times(l->m, &before);
                 else if (ev.kind == EV_TOKEN && begun == rows && !ended) counted++;
                 if (ev.kind == EV_DONE) {
-                    if (!ended++) t1 = hd_now_us(&hd_clock_real);
+                    if (!ended++) t1 = hd_now_us(&hd_clock_real), take_parts(l, &before, t1 - t0, f);
                     if (ev.finish == FINISH_FAILED) rc = fail_with(&ev.err);
                 }
             }
@@ -93,7 +115,7 @@ static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, do
                 depth + 8);
         rc = EXIT_FAILED;
     }
-    *tok_s = rc ? 0 : (double)counted / ((double)(t1 - t0) / 1e6);
+    f->tok_s = rc ? 0 : (double)counted / ((double)(t1 - t0) / 1e6);
     for (uint32_t i = 0; ss && i < rows; i++) session_free(ss[i]);
     sem_destroy(&ready);
     hd_free(st);
@@ -126,18 +148,53 @@ static size_t parse_list(const char *s, uint32_t *v, size_t max) {
     return n;
 }
 
+static const char *const part_names[STEP_PARTS + 1] = {"matrices", "head", "attention", "vectors", "waiting", "outside"};
+
+static void report(const figure *f, bool phases, bool json, jsonw *w) {
+    if (f->limit_tok_s > 0) {
+        double share = f->tok_s / f->limit_tok_s;
+        if (!json) printf("  %4.2f of the limit", share);
+        jsonw_key(w, "share"), jsonw_num(w, share);
+    }
+    if (phases) {
+        jsonw_key(w, "phases"), jsonw_obj(w);
+        if (!json) printf("\n   ");
+        for (int i = 0; i <= STEP_PARTS; i++) {
+            if (!json) printf(" %s %.1f %%", part_names[i], 100 * f->parts[i]);
+            jsonw_key(w, part_names[i]), jsonw_num(w, f->parts[i]);
+        }
+        jsonw_obj_end(w);
+    }
+    if (!json) printf("\n");
+}
+
+/* Bytes that a position keeps in each layer group, as the options say. */
+static void kv_bytes(const loaded *l, const model_opts *o, uint64_t *out) {
+    model_options mo;
+    engine_options eo;
+    if (model_opts_take(o, &mo, &eo)) return;
+    for (uint32_t g = 0; g < model_get(l->m)->n_groups; g++) {
+        kv_scheme scheme = model_get(l->m)->groups[g].window && eo.kv_type_sliding ? eo.kv_type_sliding : eo.kv_type;
+        out[g] = model_page_bytes(l->m, g, 16, scheme ? scheme : KV_F16) / 16;
+    }
+}
+
 int cmd_bench(int argc, char **argv) {
     model_opts mo = {.no_cache = true}; /* equal prompts are to be computed */
     const char *prefills = "512", *rows = "1,2,4,8,16,32", *args[1];
     uint32_t n = 128, depth = 0, ps[16], bs[16];
     size_t n_args, n_ps, n_bs;
-    bool json = false;
+    bool json = false, roofline = false, phases = false;
+    uint64_t kv[MODEL_MAX_GROUPS] = {0}, rss;
     loaded l;
+    limits lim = {0};
+    hd_err err;
     hd_buf b;
     jsonw w;
     int rc;
     const opt_def defs[] = {MODEL_OPT_DEFS(mo), TRACE_OPT_DEF(mo), {"-p", OPT_STR, &prefills, NULL}, {"-n", OPT_UINT, &n, NULL},
-                            {"-b", OPT_STR, &rows, NULL}, {"--depth", OPT_UINT, &depth, NULL}, {"--json", OPT_FLAG, &json, NULL}};
+                            {"-b", OPT_STR, &rows, NULL}, {"--depth", OPT_UINT, &depth, NULL}, {"--json", OPT_FLAG, &json, NULL},
+                            {"--roofline", OPT_FLAG, &roofline, NULL}, {"--phases", OPT_FLAG, &phases, NULL}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
     n_ps = strcmp(prefills, "0") ? parse_list(prefills, ps, 16) : 0;
     n_bs = strcmp(rows, "0") ? parse_list(rows, bs, 16) : 0;
@@ -148,6 +205,12 @@ int cmd_bench(int argc, char **argv) {
     for (size_t i = 0; i < n_bs; i++)
         if (bs[i] > mo.max_rows) mo.max_rows = bs[i];
     if ((rc = loaded_open(&l, args[0], &mo, true))) return rc;
+    kv_bytes(&l, &mo, kv);
+    if (phases) model_time_steps(l.m, true);
+    if (roofline && limits_open(&lim, l.m, &err)) {
+        loaded_close(&l);
+        return fail_with(&err);
+    }
     buf_init(&b, 1 << 20);
     jsonw_init(&w, &b);
     jsonw_obj(&w);
@@ -156,31 +219,43 @@ int cmd_bench(int argc, char **argv) {
     jsonw_key(&w, "isa"), jsonw_str(&w, model_get(l.m)->isa);
     jsonw_key(&w, "prefill"), jsonw_arr(&w);
     for (size_t i = 0; !rc && i < n_ps; i++) {
-        double tok_s, warm;
+        figure f = {0}, warm = {0};
         if (!i && (rc = bench_prefill(&l, ps[i] < 64 ? ps[i] : 64, &warm))) break;
-        if ((rc = bench_prefill(&l, ps[i], &tok_s))) break;
-        if (!json) printf("prefill %5u tokens  %9.1f tok/s\n", ps[i], tok_s);
+        limits_take(&lim);
+        if ((rc = bench_prefill(&l, ps[i], &f))) break;
+        if (roofline) f.limit_tok_s = limits_prompt(&lim, ps[i]);
+        if (!json) printf("prefill %5u tokens  %9.1f tok/s", ps[i], f.tok_s);
         jsonw_obj(&w);
         jsonw_key(&w, "tokens"), jsonw_uint(&w, ps[i]);
-        jsonw_key(&w, "tok_s"), jsonw_num(&w, tok_s);
+        jsonw_key(&w, "tok_s"), jsonw_num(&w, f.tok_s);
+        report(&f, phases, json, &w);
         jsonw_obj_end(&w);
     }
     jsonw_arr_end(&w);
     jsonw_key(&w, "decode"), jsonw_arr(&w);
     for (size_t i = 0; !rc && i < n_bs; i++) {
-        double tok_s;
-        if ((rc = bench_decode(&l, bs[i], depth, n, &tok_s))) break;
-        if (!json) printf("decode %4u rows      %9.1f tok/s  at depth %u\n", bs[i], tok_s, depth);
+        figure f = {0};
+        limits_take(&lim);
+        if ((rc = bench_decode(&l, bs[i], depth, n, &f))) break;
+        if (roofline) f.limit_tok_s = limits_decode(&lim, bs[i], depth + 8 + n / 2, kv);
+        if (!json) printf("decode %4u rows      %9.1f tok/s  at depth %u", bs[i], f.tok_s, depth);
         jsonw_obj(&w);
         jsonw_key(&w, "rows"), jsonw_uint(&w, bs[i]);
-        jsonw_key(&w, "tok_s"), jsonw_num(&w, tok_s);
+        jsonw_key(&w, "tok_s"), jsonw_num(&w, f.tok_s);
         jsonw_key(&w, "depth"), jsonw_uint(&w, depth);
+        report(&f, phases, json, &w);
         jsonw_obj_end(&w);
     }
     jsonw_arr_end(&w);
+    if (roofline) {
+        if (!rc && !json) limits_print(&lim);
+        jsonw_key(&w, "roofline"), limits_write(&lim, &w);
+    }
+    rss = rss_bytes();
     jsonw_key(&w, "load_ms"), jsonw_num(&w, (double)l.load_us / 1000);
-    jsonw_key(&w, "rss_bytes"), jsonw_uint(&w, rss_bytes());
+    jsonw_key(&w, "rss_bytes"), jsonw_uint(&w, rss - lim.bytes * model_get(l.m)->n_threads); /* without what was only read */
     jsonw_obj_end(&w);
+    limits_close(&lim);
     if (!rc && json) puts(buf_cstr(&b));
     buf_deinit(&b);
     loaded_close(&l);

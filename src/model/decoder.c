@@ -10,6 +10,7 @@
 
 static void decoder_close(model *m) {
     decoder *d = (decoder *)m;
+    decoder_time_steps(m, false);
     decoder_space_free(d->space);
     for (uint32_t i = 0; d->layers && i < d->cfg.n_layers; i++) {
         decoder_layer *y = &d->layers[i];
@@ -36,6 +37,9 @@ static const model_ops decoder_ops = {
     .workspace_bytes = decoder_workspace_bytes,
     .page_bytes = decoder_page_bytes,
     .forward = decoder_forward,
+    .costs = decoder_costs,
+    .time_steps = decoder_time_steps,
+    .step_times = decoder_step_times,
 };
 
 /* Layer groups: layers that see everything, then sliding ones; a model with one kind has one group. */

@@ -51,6 +51,7 @@ typedef struct {
     uint64_t packed_bytes;
     uint32_t layer_group[DECODER_MAX_LAYERS], layer_in_group[DECODER_MAX_LAYERS];
     forward_space *space;
+    struct step_clock *clock; /* NULL: steps are not timed */
 } decoder;
 
 /* One family: the architecture's name and what it changes in a config already filled with the common keys. */
@@ -77,6 +78,9 @@ void decoder_rest(model *m);
 uint64_t decoder_workspace_bytes(const model *m, const step_limits *lim);
 uint64_t decoder_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme);
 hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err);
+void decoder_costs(const model *m, model_cost *trunk, model_cost *head);
+void decoder_time_steps(model *m, bool on);
+void decoder_step_times(const model *m, step_times *out);
 void decoder_space_free(forward_space *s);
 
 #endif

@@ -7,6 +7,7 @@
 #include "model/decoder.h"
 #include "base/checked.h"
 #include "base/mem.h"
+#include "model/decoder_clock.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -143,11 +144,27 @@ typedef struct {
     uint32_t layer;
     unsigned member;
     uint32_t phase; /* index of the next cursor; equal in all members */
+    uint64_t since; /* timed steps: when the phase began */
 } worker;
 
 typedef void (*phase_fn)(worker *w, size_t begin, size_t end);
 
-static void phase(worker *w, size_t n, size_t grain, phase_fn fn) {
+/* The end of every phase: wait for the others. */
+static void phase_end(worker *w, step_part part) {
+    const decoder *d = w->s->d;
+    uint64_t done;
+    if (!d->clock) {
+        pool_barrier(d->base.pool, w->member);
+        return;
+    }
+    done = clock_ns();
+    pool_barrier(d->base.pool, w->member);
+    clock_add(d->clock, w->member, part, done - w->since);
+    w->since = clock_ns();
+    clock_add(d->clock, w->member, STEP_WAITING, w->since - done);
+}
+
+static void phase(worker *w, size_t n, size_t grain, step_part part, phase_fn fn) {
     forward_space *s = w->s;
     atomic_size_t *next = &s->cursors[w->phase++].next;
     for (;;) {
@@ -155,7 +172,7 @@ static void phase(worker *w, size_t n, size_t grain, phase_fn fn) {
         if (b >= n) break;
         fn(w, b, n - b < grain ? n : b + grain);
     }
-    pool_barrier(s->d->base.pool, w->member);
+    phase_end(w, part);
 }
 
 /* Products of one activation with up to three matrices, as one range of row chunks. */
@@ -184,7 +201,7 @@ static void products_init(products *ps, uint32_t m, unsigned members) {
     }
 }
 
-static void multiply(worker *w, products *ps) {
+static void multiply(worker *w, products *ps, step_part part) {
     forward_space *s = w->s;
     atomic_size_t *next = &s->cursors[w->phase++].next;
     void *scratch = s->scratch + w->member * s->scratch_bytes;
@@ -199,7 +216,7 @@ static void multiply(worker *w, products *ps) {
         r1 = p->w->n_rows - r0 < ps->chunk_rows ? p->w->n_rows : r0 + ps->chunk_rows;
         mm_mul(s->d->base.k, p->w, p->act, ps->m, p->out, p->w->n_rows, r0, r1, scratch);
     }
-    pool_barrier(s->d->base.pool, w->member);
+    phase_end(w, part);
 }
 
 static product product_of(forward_space *s, const mm_weight *w, float *out) {
@@ -399,35 +416,35 @@ static void run(void *ctx, unsigned member, unsigned n) {
     forward_space *s = ctx;
     const decoder *d = s->d;
     const decoder_config *c = &d->cfg;
-    worker w = {s, NULL, 0, member, 0};
+    worker w = {s, NULL, 0, member, 0, d->clock ? clock_ns() : 0};
     uint32_t t = s->st->n_tokens;
     products ps;
     (void)n;
-    phase(&w, t, 1, embed);
+    phase(&w, t, 1, STEP_VECTORS, embed);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const decoder_layer *y = w.y = &d->layers[i];
         w.layer = i;
-        phase(&w, t, PACK_TOKENS, attn_in);
+        phase(&w, t, PACK_TOKENS, STEP_VECTORS, attn_in);
         ps = (products){{product_of(s, &y->q, s->q), product_of(s, &y->k, s->k), product_of(s, &y->v, s->v)}, 3, t, 0, 0};
-        multiply(&w, &ps);
-        phase(&w, (size_t)t * c->n_kv, 1, store_kv);
-        phase(&w, s->n_items, 1, attend);
-        phase(&w, t, PACK_TOKENS, attn_out);
+        multiply(&w, &ps, STEP_MATRICES);
+        phase(&w, (size_t)t * c->n_kv, 1, STEP_VECTORS, store_kv);
+        phase(&w, s->n_items, 1, STEP_ATTENTION, attend);
+        phase(&w, t, PACK_TOKENS, STEP_VECTORS, attn_out);
         ps = (products){{product_of(s, &y->o, s->y)}, 1, t, 0, 0};
-        multiply(&w, &ps);
-        phase(&w, t, PACK_TOKENS, ffn_in);
+        multiply(&w, &ps, STEP_MATRICES);
+        phase(&w, t, PACK_TOKENS, STEP_VECTORS, ffn_in);
         ps = (products){{product_of(s, &y->gate, s->gate), product_of(s, &y->up, s->up)}, 2, t, 0, 0};
-        multiply(&w, &ps);
-        phase(&w, t, PACK_TOKENS, ffn_act);
+        multiply(&w, &ps, STEP_MATRICES);
+        phase(&w, t, PACK_TOKENS, STEP_VECTORS, ffn_act);
         ps = (products){{product_of(s, &y->down, s->y)}, 1, t, 0, 0};
-        multiply(&w, &ps);
+        multiply(&w, &ps, STEP_MATRICES);
     }
-    if (s->n_hidden) phase(&w, s->n_hidden, 1, hidden_out);
+    if (s->n_hidden) phase(&w, s->n_hidden, 1, STEP_VECTORS, hidden_out);
     if (!s->n_logits) return;
-    phase(&w, s->n_logits, PACK_TOKENS, head_in);
+    phase(&w, s->n_logits, PACK_TOKENS, STEP_VECTORS, head_in);
     ps = (products){{product_of(s, &d->head, s->logits)}, 1, s->n_logits, 0, 0};
-    multiply(&w, &ps);
-    if (c->final_softcap > 0) phase(&w, s->n_logits, 1, head_cap);
+    multiply(&w, &ps, STEP_HEAD);
+    if (c->final_softcap > 0) phase(&w, s->n_logits, 1, STEP_VECTORS, head_cap);
 }
 
 /* Tiles of queries per kv head; where there are too few of them for the members, the heads of a group go apart. */
@@ -483,6 +500,12 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
     HD_ASSERT(t == st->n_tokens);
     plan_attention(s);
     for (uint32_t i = 0; i < s->n_cursors; i++) pool_cursor_init(&s->cursors[i], 0);
-    pool_run(d->base.pool, run, s);
+    if (d->clock) {
+        uint64_t begin = clock_ns();
+        pool_run(d->base.pool, run, s);
+        clock_add_step(d->clock, clock_ns() - begin);
+    } else {
+        pool_run(d->base.pool, run, s);
+    }
     return HD_OK;
 }

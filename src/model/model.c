@@ -66,6 +66,20 @@ void model_interrupt(model *m) {
     if (m->ops->interrupt) m->ops->interrupt(m);
 }
 
+void model_costs(const model *m, model_cost *trunk, model_cost *head) {
+    *trunk = *head = (model_cost){0};
+    if (m->ops->costs) m->ops->costs(m, trunk, head);
+}
+
+void model_time_steps(model *m, bool on) {
+    if (m->ops->time_steps) m->ops->time_steps(m, on);
+}
+
+void model_step_times(const model *m, step_times *out) {
+    *out = (step_times){0};
+    if (m->ops->step_times) m->ops->step_times(m, out);
+}
+
 void model_base_deinit(model *m) {
     pool_free(m->pool);
     tokenizer_free(m->tok);

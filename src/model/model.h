@@ -118,6 +118,22 @@ uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_s
  * same step again writes the same values.  Executor thread only. */
 hd_status model_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err);
 
+/* What no step can do without: bytes of matrices as the file holds them, and products per token by the form of the
+ * activations.  trunk: all layers; head: of a token that wants logits.  Zeros for the scripted model. */
+typedef struct {
+    uint64_t bytes, products[ACT_KINDS];
+} model_cost;
+void model_costs(const model *m, model_cost *trunk, model_cost *head);
+
+/* Where the time of steps goes, in nanoseconds summed over all compute threads since model_time_steps(m, true); wall_ns is of
+ * whole forward passes.  Off by default: it costs two looks at the clock a phase. */
+typedef enum { STEP_MATRICES, STEP_HEAD, STEP_ATTENTION, STEP_VECTORS, STEP_WAITING, STEP_PARTS } step_part;
+typedef struct {
+    uint64_t ns[STEP_PARTS], wall_ns, n_steps;
+} step_times;
+void model_time_steps(model *m, bool on);               /* between steps */
+void model_step_times(const model *m, step_times *out); /* any thread; zeros while it is off */
+
 /* Per-row state of the scripted model (which rule matched); NULL for others.  prompt is borrowed for the call. */
 hd_status model_row_open(model *m, const int32_t *prompt, size_t n_prompt, void **row_state, hd_err *err);
 void model_row_close(model *m, void *row_state);

@@ -15,6 +15,9 @@ typedef struct {
     hd_status (*row_open)(model *m, const int32_t *prompt, size_t n_prompt, void **row_state, hd_err *err);
     void (*row_close)(model *m, void *row_state);
     void (*interrupt)(model *m);
+    void (*costs)(const model *m, model_cost *trunk, model_cost *head); /* NULL: none */
+    void (*time_steps)(model *m, bool on);                              /* NULL: never timed */
+    void (*step_times)(const model *m, step_times *out);
 } model_ops;
 
 /* First member of every kind. */

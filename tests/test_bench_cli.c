@@ -1,0 +1,123 @@
+/* test_bench_cli.c - `heddle bench`: the shape of what it prints, shares against limits worked out here from the numbers beside
+ * them, the parts of a step adding up, and a model's least costs by hand. */
+#include "model/model.h"
+#include "tiny/tiny_model.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char dir[] = "/tmp/heddle-bench-XXXXXX", path[64], out[1 << 16];
+
+static int setup(void **state) {
+    (void)state;
+    if (!mkdtemp(dir)) return -1;
+    snprintf(path, sizeof path, "%s/tiny.gguf", dir);
+    return tiny_model_write(tiny_variant_find("llama-f16"), NULL, path);
+}
+
+static int teardown(void **state) {
+    (void)state;
+    unlink(path);
+    return rmdir(dir);
+}
+
+static json_t *bench(const char *args) {
+    char cmd[400];
+    FILE *p;
+    json_t *j;
+    snprintf(cmd, sizeof cmd, "%s bench %s -p 48 -b 1,3 -n 12 --threads 2 --json %s 2>/dev/null", HEDDLE_BIN, path, args);
+    assert_non_null(p = popen(cmd, "r"));
+    out[fread(out, 1, sizeof out - 1, p)] = 0;
+    assert_int_equal(pclose(p), 0);
+    assert_non_null(j = json_loads(out, JSON_REJECT_DUPLICATES, NULL));
+    return j;
+}
+
+static double num(const json_t *j, const char *key) {
+    const json_t *v = json_object_get(j, key);
+    if (!json_is_number(v)) fail_msg("no number \"%s\" in %s", key, out);
+    return json_number_value(v);
+}
+
+static void test_plain(void **state) {
+    json_t *j = bench("");
+    const json_t *d = json_object_get(j, "decode"), *p = json_object_get(j, "prefill");
+    (void)state;
+    assert_int_equal(json_array_size(p), 1);
+    assert_int_equal(json_array_size(d), 2);
+    assert_true(num(json_array_get(p, 0), "tok_s") > 0 && num(json_array_get(p, 0), "tokens") == 48);
+    assert_true(num(json_array_get(d, 1), "rows") == 3 && num(json_array_get(d, 1), "tok_s") > 0);
+    assert_null(json_object_get(j, "roofline"));
+    assert_null(json_object_get(json_array_get(d, 0), "share"));
+    assert_null(json_object_get(json_array_get(d, 0), "phases"));
+    json_decref(j);
+}
+
+/* The model of "llama-f16": 2 layers of 64 wide, 4 heads and 2 kv heads of 16, 96 wide inside, a tied head of 320. */
+enum { TRUNK = 2 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 64 * 96), HEAD = TINY_VOCAB * 64 };
+
+static void test_costs(void **state) {
+    model *m;
+    model_cost trunk, head;
+    step_times t;
+    hd_err err;
+    (void)state;
+    assert_int_equal(model_open(&m, path, &(model_options){.n_threads = 1}, &err), HD_OK);
+    model_costs(m, &trunk, &head);
+    for (int k = 0; k < ACT_KINDS; k++) {
+        assert_int_equal(trunk.products[k], k == ACT_F32 ? TRUNK : 0);
+        assert_int_equal(head.products[k], k == ACT_F32 ? HEAD : 0);
+    }
+    assert_int_equal(trunk.bytes, 2 * TRUNK);
+    assert_int_equal(head.bytes, 2 * HEAD);
+    model_step_times(m, &t);
+    assert_int_equal(t.n_steps, 0);
+    model_close(m);
+}
+
+/* The limits printed are medians over the run and shares use the neighbours of each figure, so the two agree only as far as
+ * the machine was steady: within a factor of 4 here, where a wrong unit or a forgotten tensor is off by more. */
+static void test_roofline(void **state) {
+    json_t *j = bench("--roofline");
+    const json_t *r = json_object_get(j, "roofline"), *p = json_array_get(json_object_get(j, "prefill"), 0);
+    double f32 = num(r, "f32_gfma_s"), limit, share = num(p, "share");
+    (void)state;
+    assert_true(num(r, "read_gb_s") > 0);
+    if (f32 > 0) {
+        assert_true(num(r, "int8_gmac_s") > num(r, "int16_gmac_s") && num(r, "int16_gmac_s") > f32);
+        limit = 48 / ((48.0 * TRUNK + HEAD) / (f32 * 1e9));
+        assert_true(share * limit < 4 * num(p, "tok_s") && share * limit > num(p, "tok_s") / 4);
+    }
+    assert_true(num(json_array_get(json_object_get(j, "decode"), 0), "share") > 0);
+    assert_null(json_object_get(p, "phases"));
+    json_decref(j);
+}
+
+static void test_phases(void **state) {
+    static const char *const names[] = {"matrices", "head", "attention", "vectors", "waiting", "outside"};
+    json_t *j = bench("--phases");
+    const json_t *figures[] = {json_array_get(json_object_get(j, "prefill"), 0), json_array_get(json_object_get(j, "decode"), 1)};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        const json_t *parts = json_object_get(figures[i], "phases");
+        double sum = 0;
+        for (int k = 0; k < 6; k++) sum += num(parts, names[k]);
+        assert_true(sum > 0.5 && sum < 1.5); /* a thread that starts or ends a step late is in no part */
+        assert_true(num(parts, "matrices") > 0 && num(parts, "vectors") > 0);
+    }
+    json_decref(j);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain), cmocka_unit_test(test_costs),
+                                       cmocka_unit_test(test_roofline), cmocka_unit_test(test_phases)};
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
