@@ -2,7 +2,10 @@
 # make sim SEEDS=N explores N schedules (tests/sim).
 sim:
 	@scripts/sim --seeds $(or $(SEEDS),2000)
-.PHONY: sim demo setup test quick bench fuzz format install
+# make crash CYCLES=N [SEED=S] [MODEL=FILE] kills a server N times under durable requests (tests/crash).
+crash:
+	@CYCLES=$(CYCLES) SEED=$(SEED) MODEL=$(MODEL) scripts/crash $(ARGS)
+.PHONY: crash sim demo setup test quick bench fuzz format install
 demo setup test quick bench format:
 	@scripts/$@ $(ARGS)
 fuzz:
