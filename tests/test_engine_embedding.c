@@ -104,14 +104,15 @@ static void check_goldens(const char *variant, const char *isa, uint32_t step_to
 }
 
 static void hidden_states_agree_with_the_library(void **state) {
-    static const char *const isas[] = {"generic", "avx2"}, *const variants[] = {"llama", "qwen3", "gemma3"};
+    static const char *const variants[] = {"llama", "qwen3", "gemma3"};
     (void)state;
-    for (size_t k = 0; k < 2; k++) {
-        if (!kernels_get(isas[k])) {
-            print_message("not run on kernel path %s: this CPU has not got it\n", isas[k]);
+    for (size_t k = 0; kernels_built(k); k++) {
+        const char *isa = kernels_built(k);
+        if (!kernels_get(isa)) {
+            print_message("not run on kernel path %s: this CPU has not got it\n", isa);
             continue;
         }
-        for (size_t i = 0; i < 3; i++) check_goldens(variants[i], isas[k], (i + k) % 2 ? 256 : 7);
+        for (size_t i = 0; i < 3; i++) check_goldens(variants[i], isa, (i + k) % 2 ? 256 : 7);
     }
 }
 

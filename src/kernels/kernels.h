@@ -1,8 +1,8 @@
 /* kernels.h - the table of compute kernels of one instruction set, chosen at run time.
  *
- * `generic` is the definition of every kernel in plain C; `avx2` fills the same table.  Law 1: what a kernel writes for
- * one output element depends on that element's inputs alone, in one fixed order of operations, whatever the number of
- * columns, rows, threads or pages in the call.  avx2 gives the same bits as generic (tested), so both share one
+ * `generic` is the definition of every kernel in plain C; the others fill the same table.  Law 1: what a kernel writes
+ * for one output element depends on that element's inputs alone, in one fixed order of operations, whatever the number
+ * of columns, rows, threads or pages in the call.  All sets give the same bits as generic (tested), so they share one
  * numerics version.  No kernel allocates, keeps state or starts threads. */
 #ifndef HD_KERNELS_KERNELS_H
 #define HD_KERNELS_KERNELS_H
@@ -19,8 +19,10 @@ enum { HD_NUMERICS_VERSION = 1 };
 enum { HD_PACK_VERSION = 1 };
 
 typedef struct kernels kernels;
-/* name: "generic", "avx2" or NULL for the best this CPU has.  NULL if it has not got it. */
+/* The set of that name, or for NULL the best this CPU has.  NULL if it has not got it. */
 const kernels *kernels_get(const char *name);
+/* Names of the sets in this build, the best first, whether this CPU has them or not; NULL after the last. */
+const char *kernels_built(size_t i);
 const char *kernels_name(const kernels *k);
 
 /* ---- matrix products: y = W x ----

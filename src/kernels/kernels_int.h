@@ -7,8 +7,8 @@
 
 #include "kernels/kernels.h"
 
-/* Packed layouts and activation records are the same for generic and avx2 (mm_layout.h), so one packed file and one
- * set of activations serve both. */
+/* Packed layouts and activation records are the same for all sets (mm_layout.h), so one packed file and one
+ * set of activations serve them all. */
 typedef void (*mm_act_fn)(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 typedef void (*mm_mul_fn)(const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
                           uint32_t r1, void *scratch);

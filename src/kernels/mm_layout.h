@@ -168,7 +168,7 @@ static inline unsigned mm_min_at(unsigned r, unsigned j) { return j / 2 * 16 + r
 
 extern const mm_ops mm_generic;
 #if HD_HAVE_AVX2
-extern const mm_ops mm_avx2;
+extern const mm_ops mm_avx2, mm_avxvnni, mm_avx512;
 #endif
 
 #endif

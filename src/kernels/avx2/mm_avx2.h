@@ -114,14 +114,21 @@ typedef struct {
 typedef void (*mm_tile)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units, tile_sums *out);
 /* sums: 2 * nc vectors, read and written, so that k can come in several runs. */
 typedef void (*mm_panel_tile)(const uint8_t *panel, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp);
+/* Two whole panels of tokens at once, for sets with more registers. */
+typedef void (*mm_two_panels)(const uint8_t *panel, const void *a, const void *b, uint32_t n_units, __m256 *sums);
 
 typedef struct {
     mm_tile direct[5][5]; /* [nr][nc]: nr 4 with nc 1..2; nr 2 and 1 with nc 1..4 */
     mm_panel_tile panel[5];
+    mm_two_panels two_panels; /* or NULL: one after the other */
     void (*unpack)(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *panel);
     uint32_t panel_units, panel_min; /* units per run of k at most; tokens from which the panel wins (measured) */
     ptrdiff_t ahead;                 /* bytes of prefetch in a stream; further is slower than none (measured) */
 } mm_tiles;
+
+/* One call through the tiles of a set that has AVX2: arguments as mm_mul. */
+void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
+                   uint32_t r1, void *scratch);
 
 void mm_avx2_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);

@@ -76,7 +76,14 @@ static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
             const uint8_t *a = c->act + ((size_t)t * c->n_blocks + (size_t)u * per_unit * nc) * c->record;
             prefetch_part(next, run * unit, i, n_panels);
             prefetch_part(next + c->group_bytes, run * unit, i, n_panels);
-            c->t->panel[nc](c->s->panel, a, n, c->s->sums + (t - t0) * 2, c->s->tile.i);
+            if (c->t->two_panels && t1 - t >= 2 * MM_PANEL) {
+                i++;
+                prefetch_part(next, run * unit, i, n_panels);
+                prefetch_part(next + c->group_bytes, run * unit, i, n_panels);
+                c->t->two_panels(c->s->panel, a, a + (size_t)MM_PANEL * c->n_blocks * c->record, n, c->s->sums + (t - t0) * 2);
+            } else {
+                c->t->panel[nc](c->s->panel, a, n, c->s->sums + (t - t0) * 2, c->s->tile.i);
+            }
         }
     }
     for (uint32_t t = t0; t < t1; t++)
@@ -104,8 +111,8 @@ static void block(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_t
     if (g < g1) groups_direct(c, 1, g, t0, t1);
 }
 
-static void drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
-                  uint32_t r1, void *scratch) {
+void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
+                   uint32_t r1, void *scratch) {
     act_kind kind = mm_act_kind(NULL, w->type);
     uint32_t g0 = r0 / MM_ROWS, g1 = (r1 + MM_ROWS - 1) / MM_ROWS, n, size;
     call c = {.t = t,
@@ -152,7 +159,7 @@ static void drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32
 #define MUL(type, name)                                                                                                \
     static void mul_##name(const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,         \
                            uint32_t r1, void *scratch) {                                                               \
-        drive(&mm_avx2_##name, w, act, m, y, ldy, r0, r1, scratch);                                                    \
+        mm_avx2_drive(&mm_avx2_##name, w, act, m, y, ldy, r0, r1, scratch);                                                    \
     }
 TYPES(MUL)
 

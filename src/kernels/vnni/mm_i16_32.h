@@ -1,0 +1,164 @@
+/* mm_i16_32.h - Q8_0, IQ4_NL, IQ4_XS by vpdpwssd: the template of two sets (lanes.h).
+ *
+ * As the AVX2 version, with multiplication and addition in one: signed bytes are widened and meet the tokens' words. */
+#include "kernels/vnni/lanes.h"
+
+#define HEAD(ty)     ((ty) == TENSOR_IQ4_XS ? 80 : 32)
+#define BLOCK(ty)    ((ty) == TENSOR_Q8_0 ? 256 : 128)
+#define N_BLOCKS(ty) ((ty) == TENSOR_IQ4_XS ? 8 : 2)
+#define UNIT(ty)     (HEAD(ty) + BLOCK(ty) * N_BLOCKS(ty))
+
+/* IQ4: 8 rows x columns 4j..4j+3 of the block at p as code points. */
+TILE_INLINE __m256i raw(const tensor_type ty, const uint8_t *p, const int j) {
+    const __m256i table = _mm256_setr_epi8(MM_IQ4_TABLE, MM_IQ4_TABLE);
+    return ty == TENSOR_Q8_0 ? _mm256_setzero_si256() : _mm256_shuffle_epi8(table, nibble_vec(p, j));
+}
+/* Columns 4j, 4j+1 (odd = 0) or 4j+2, 4j+3 as int16. */
+TILE_INLINE __m256i widen(const tensor_type ty, const uint8_t *p, const int j, __m256i x, const int odd) {
+    if (ty == TENSOR_Q8_0) return _mm256_cvtepi8_epi16(load128(p + 32 * j + 16 * odd));
+    return _mm256_srai_epi16(odd ? x : _mm256_slli_epi16(x, 8), 8);
+}
+
+TILE_INLINE __m256 scale_of(const tensor_type ty, const uint8_t *unit, int b) {
+    if (ty != TENSOR_IQ4_XS) return half8(unit + 16 * b);
+    __m256i s = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(unit + 16 + 8 * b)));
+    return _mm256_mul_ps(half8(unit), _mm256_cvtepi32_ps(s));
+}
+
+TILE_INLINE __m256 finish(__m256 f, __m256i sum, __m256 d, const act_i16_32 *a) {
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, _mm256_broadcast_ss(&a->scale)), f);
+}
+
+TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
+                      const void *act, uint32_t n_units, tile_sums *out) {
+    const bool in_regs = nr * nc <= SUMS_IN_REGS;
+    const act_i16_32 *a = act;
+    const uint8_t *p[4];
+    __m256 f[SUMS_IN_REGS];
+    UNROLL
+    for (int r = 0; r < nr; r++) p[r] = w[r];
+    UNROLL
+    for (int i = 0; i < nr * nc; i++) {
+        if (in_regs)
+            f[i] = _mm256_setzero_ps();
+        else
+            out->f[i] = _mm256_setzero_ps();
+    }
+    for (uint32_t u = 0; u < n_units; u++) {
+        for (int b = 0; b < N_BLOCKS(ty); b++, a += nc) {
+            __m256i acc[16];
+            UNROLL
+            for (int i = 0; i < nr * nc; i++) acc[i] = _mm256_setzero_si256();
+            UNROLL
+            for (int i = 0; i < 8; i++) {
+                const int j = ty == TENSOR_Q8_0 ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                __m256i x[8], y, v;
+                FENCE();
+                UNROLL
+                for (int c = 0; c < nc; c++) {
+                    x[2 * c] = bcast32(a[c].q + 4 * j);
+                    x[2 * c + 1] = bcast32(a[c].q + 4 * j + 2);
+                }
+                UNROLL
+                for (int r = 0; r < nr; r++) {
+                    const uint8_t *blk = p[r] + HEAD(ty) + BLOCK(ty) * b;
+                    y = raw(ty, blk, j);
+                    UNROLL
+                    for (int odd = 0; odd < 2; odd++) {
+                        v = widen(ty, blk, j, y, odd);
+                        UNROLL
+                        for (int c = 0; c < nc; c++) acc[c * nr + r] = DP16(acc[c * nr + r], v, x[2 * c + odd]);
+                    }
+                }
+            }
+            UNROLL
+            for (int r = 0; r < nr; r++) {
+                __m256 d = scale_of(ty, p[r], b);
+                UNROLL
+                for (int c = 0; c < nc; c++) {
+                    const int i = c * nr + r;
+                    if (in_regs)
+                        f[i] = finish(f[i], acc[i], d, a + c);
+                    else
+                        out->f[i] = finish(out->f[i], acc[i], d, a + c);
+                }
+            }
+        }
+        UNROLL
+        for (int r = 0; r < nr; r++) {
+            prefetch(p[r], ahead, UNIT(ty));
+            p[r] += UNIT(ty);
+        }
+    }
+    if (in_regs) {
+        UNROLL
+        for (int i = 0; i < nr * nc; i++) out->f[i] = f[i];
+    }
+}
+
+/* ---- panel: per block 16 pairs of int16, then d as floats ---- */
+
+enum { PANEL_BLOCK = 64 * 17 };
+
+TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
+                              uint8_t *o) {
+    for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty))
+        for (int b = 0; b < N_BLOCKS(ty); b++, o += PANEL_BLOCK) {
+            UNROLL
+            for (int r = 0; r < 2; r++) {
+                const uint8_t *p = r ? w1 : w0, *blk = p + HEAD(ty) + BLOCK(ty) * b;
+                UNROLL
+                for (int i = 0; i < 16; i++)
+                    _mm256_store_si256((__m256i *)(o + 64 * i + 32 * r),
+                                       widen(ty, blk, i >> 1, raw(ty, blk, i >> 1), i & 1));
+                _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b));
+            }
+        }
+}
+
+/* nc tokens: up to 4 at act, or 8 of which the last 4 are at act2. */
+TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p, const void *act, const void *act2,
+                            uint32_t n_units, __m256 *sums) {
+    const int step = nc < 4 ? nc : 4;
+    const act_i16_32 *a = act, *a2 = act2;
+    for (uint32_t b = 0; b < n_units * N_BLOCKS(ty); b++, a += step, a2 += nc > 4 ? step : 0, p += PANEL_BLOCK) {
+        pair acc[8];
+        pair_f d;
+        UNROLL
+        for (int c = 0; c < nc; c++) acc[c] = pair_zero();
+        UNROLL
+        for (int q = 0; q < 16; q++) {
+            pair w;
+            FENCE();
+            w = pair_load(p + 64 * q);
+            UNROLL
+            for (int c = 0; c < nc; c++)
+                acc[c] = pair_dp16(acc[c], w, pair_bcast((c < 4 ? a + c : a2 + c - 4)->q + 2 * q));
+        }
+        d = pair_load_f(p + 1024);
+        UNROLL
+        for (int c = 0; c < nc; c++) {
+            const act_i16_32 *x = c < 4 ? a + c : a2 + c - 4;
+            pair_f f = pair_fma(pair_float(acc[c]), pair_mul_f(d, pair_set_f(x->scale)), pair_load_f(sums + 2 * c));
+            pair_store_f(sums + 2 * c, f);
+        }
+    }
+}
+
+#define TY         TENSOR_Q8_0
+#define FN(nr, nc) q8_0_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_IQ4_NL
+#define FN(nr, nc) iq4_nl_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_IQ4_XS
+#define FN(nr, nc) iq4_xs_##nr##x##nc
+MM_SHAPES(DIRECT)
+
+TYPE(q8_0, TENSOR_Q8_0, 5, 16, 256)
+TYPE(iq4_nl, TENSOR_IQ4_NL, 5, 8, 256)
+TYPE(iq4_xs, TENSOR_IQ4_XS, 1, 8, 256)

@@ -1,0 +1,269 @@
+/* mm_i8_256.h - Q2_K, Q3_K, Q4_K, Q5_K, Q6_K by vpdpbusd: the template of two sets (lanes.h).
+ *
+ * The sum of a sub-block (32 columns in Q4_K and Q5_K, else 16) of unsigned values is multiplied by its scale in 32
+ * bits, or in 16 where it fits there (Q2_K 16 * 3 * 127, Q3_K 16 * 7 * 127), which is one instruction instead of two.
+ * What is to be taken off joins the block once: sum over j of min_j, or of offset * scale_j, times the sum of the tokens'
+ * values, as products of words, two sub-blocks each. */
+#include "kernels/vnni/lanes.h"
+
+#define HAS_MIN(ty) ((ty) == TENSOR_Q2_K || (ty) == TENSOR_Q4_K || (ty) == TENSOR_Q5_K)
+/* Scales of 32 columns (Q4_K, Q5_K) or of 16. */
+#define SCALES_32(ty) ((ty) == TENSOR_Q4_K || (ty) == TENSOR_Q5_K)
+#define IN_WORDS(ty)  ((ty) == TENSOR_Q2_K || (ty) == TENSOR_Q3_K)
+/* Unit bytes, bytes of 32 columns, and where the scales and the columns start (mm_layout.h). */
+#define UNIT(ty)                                                                                                       \
+    ((ty) == TENSOR_Q2_K   ? 672                                                                                       \
+     : (ty) == TENSOR_Q3_K ? 912                                                                                       \
+     : (ty) == TENSOR_Q4_K ? 1184                                                                                      \
+     : (ty) == TENSOR_Q5_K ? 1440                                                                                      \
+                           : 1680)
+#define SUB(ty)                                                                                                        \
+    ((ty) == TENSOR_Q2_K ? 64 : (ty) == TENSOR_Q3_K ? 96 : (ty) == TENSOR_Q4_K ? 128 : (ty) == TENSOR_Q5_K ? 160 : 192)
+#define SCALES_AT(ty)  (HAS_MIN(ty) ? 32 : 16)
+#define COLUMNS_AT(ty) (SCALES_32(ty) || (ty) == TENSOR_Q2_K ? 160 : 144)
+#define N_SCALES(ty)   (SCALES_32(ty) ? 8 : 16)
+#define LOG_OFFSET(ty) ((ty) == TENSOR_Q6_K ? 5 : (ty) == TENSOR_Q3_K ? 2 : 0)
+
+TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *p, const int q) {
+    return ty == TENSOR_Q2_K   ? two_vec(p, q)
+           : ty == TENSOR_Q3_K ? three_vec(p, q)
+           : ty == TENSOR_Q4_K ? nibble_vec(p, q)
+           : ty == TENSOR_Q5_K ? five_vec(p, q)
+                               : six_vec(p, q);
+}
+
+/* The 16 bytes of scales of pair j, widened: [r0-3 even][r0-3 odd] | [r4-7 even][r4-7 odd]. */
+TILE_INLINE __m256i scale_pair(const tensor_type ty, const uint8_t *unit, int j) {
+    __m128i s = load128(unit + SCALES_AT(ty) + 16 * j);
+    if (ty == TENSOR_Q2_K) s = _mm_and_si128(s, _mm_set1_epi8(15));
+    return ty == TENSOR_Q3_K || ty == TENSOR_Q6_K ? _mm256_cvtepi8_epi16(s) : _mm256_cvtepu8_epi16(s);
+}
+/* The scale of each row for the even or the odd one of a pair: (s, 0) as words, or s in 32 bits. */
+TILE_INLINE __m256i scale_of(const tensor_type ty, __m256i scales, const int odd) {
+    const __m256i zero = _mm256_setzero_si256();
+    if (ty != TENSOR_Q6_K) return odd ? _mm256_unpackhi_epi16(scales, zero) : _mm256_unpacklo_epi16(scales, zero);
+    return _mm256_srai_epi32(odd ? _mm256_unpackhi_epi16(zero, scales) : _mm256_unpacklo_epi16(zero, scales), 16);
+}
+/* What is taken off: (even, odd) of each row's mins, or scales. */
+TILE_INLINE __m256i min_pair(const tensor_type ty, const uint8_t *unit, int j) {
+    __m256i v;
+    if (SCALES_32(ty)) return _mm256_cvtepu8_epi16(load128(unit + 96 + 16 * j));
+    if (ty == TENSOR_Q2_K)
+        v = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(load128(unit + 32 + 16 * j), 4), _mm_set1_epi8(15)));
+    else
+        v = scale_pair(ty, unit, j);
+    return _mm256_unpacklo_epi16(v, _mm256_srli_si256(v, 8));
+}
+TILE_INLINE const void *sum_pair(const tensor_type ty, const act_i8_256 *a, int j) {
+    return SCALES_32(ty) ? a->sum32 + 2 * j : a->sum16 + 2 * j;
+}
+
+TILE_INLINE __m256i add_scaled(const tensor_type ty, __m256i sum, __m256i acc, __m256i scale) {
+    return IN_WORDS(ty) ? DP16(sum, acc, scale) : _mm256_add_epi32(sum, _mm256_mullo_epi32(acc, scale));
+}
+
+/* The float update of one block: f + I * (d * s) - N * (dmin * s). */
+TILE_INLINE __m256 finish(const tensor_type ty, __m256 f, __m256i sum, __m256i mins, __m256 d, __m256 dmin,
+                          const act_i8_256 *a) {
+    __m256 s = _mm256_broadcast_ss(&a->scale);
+    if (!HAS_MIN(ty)) sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(mins, LOG_OFFSET(ty)));
+    f = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, s), f);
+    return HAS_MIN(ty) ? _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), _mm256_mul_ps(dmin, s), f) : f;
+}
+
+TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
+                      const void *act, uint32_t n_units, tile_sums *out) {
+    const int n = nr * nc, n_pairs = N_SCALES(ty) / 2, step = SCALES_32(ty) ? 8 : 4; /* step: vectors per sub-block */
+    const bool in_regs = n <= SUMS_IN_REGS;
+    const act_i8_256 *a = act;
+    const uint8_t *p[4];
+    UNROLL
+    for (int r = 0; r < nr; r++) p[r] = w[r];
+    UNROLL
+    for (int i = 0; i < n; i++) out->f[i] = _mm256_setzero_ps();
+    for (uint32_t u = 0; u < n_units; u++, a += nc) {
+        __m256i sum[SUMS_IN_REGS];
+        UNROLL
+        for (int i = 0; i < n; i++) {
+            if (in_regs)
+                sum[i] = _mm256_setzero_si256();
+            else
+                out->i[i] = _mm256_setzero_si256();
+        }
+        UNROLL
+        for (int r = 0; r < nr; r++) prefetch(p[r], ahead, COLUMNS_AT(ty));
+        for (int s = 0; s < 8; s += 2) { /* two times 32 columns: one pair of scales, or two */
+            UNROLL
+            for (int r = 0; r < nr; r++) prefetch(p[r] + COLUMNS_AT(ty) + SUB(ty) * s, ahead, 2 * SUB(ty));
+            UNROLL
+            for (int e = 0; e < 16 / step; e++) {
+                const int sub = e * step / 8, h = e * step % 8 / 4;
+                __m256i acc[16];
+                UNROLL
+                for (int i = 0; i < n; i++) acc[i] = _mm256_setzero_si256();
+                UNROLL
+                for (int i = 0; i < step; i++) {
+                    const int q = ty == TENSOR_Q4_K ? i >> 1 | (i & 1) << 2 : 4 * h + i;
+                    __m256i v, x[4];
+                    FENCE();
+                    UNROLL
+                    for (int c = 0; c < nc; c++) x[c] = bcast32(a[c].q + 32 * (s + sub) + 4 * q);
+                    UNROLL
+                    for (int r = 0; r < nr; r++) {
+                        v = unpack(ty, p[r] + COLUMNS_AT(ty) + SUB(ty) * (s + sub), q);
+                        UNROLL
+                        for (int c = 0; c < nc; c++) acc[c * nr + r] = DP8(acc[c * nr + r], v, x[c]);
+                    }
+                }
+                UNROLL
+                for (int r = 0; r < nr; r++) {
+                    __m256i sc = SCALES_32(ty) ? scale_of(ty, scale_pair(ty, p[r], s / 2), sub)
+                                               : scale_of(ty, scale_pair(ty, p[r], s + sub), h);
+                    UNROLL
+                    for (int c = 0; c < nc; c++) {
+                        const int i = c * nr + r;
+                        if (in_regs)
+                            sum[i] = add_scaled(ty, sum[i], acc[i], sc);
+                        else
+                            out->i[i] = add_scaled(ty, out->i[i], acc[i], sc);
+                    }
+                }
+            }
+        }
+        UNROLL
+        for (int r = 0; r < nr; r++) {
+            __m256 d = half8(p[r]), dmin = HAS_MIN(ty) ? half8(p[r] + 16) : d;
+            __m256i mins[4];
+            UNROLL
+            for (int c = 0; c < nc; c++) mins[c] = _mm256_setzero_si256();
+            UNROLL
+            for (int j = 0; j < n_pairs; j++) {
+                __m256i v;
+                FENCE();
+                v = min_pair(ty, p[r], j);
+                UNROLL
+                for (int c = 0; c < nc; c++) mins[c] = DP16(mins[c], v, bcast32(sum_pair(ty, a + c, j)));
+            }
+            UNROLL
+            for (int c = 0; c < nc; c++) {
+                const int i = c * nr + r;
+                out->f[i] = finish(ty, out->f[i], in_regs ? sum[i] : out->i[i], mins[c], d, dmin, a + c);
+            }
+        }
+        UNROLL
+        for (int r = 0; r < nr; r++) p[r] += UNIT(ty);
+    }
+}
+
+/* ---- panel, per unit: 64 pairs of bytes, scales, what is taken off, d and dmin ---- */
+
+#define PANEL_UNIT(ty) (64 * (64 + N_SCALES(ty) + N_SCALES(ty) / 2 + 2))
+
+TILE_INLINE void put(uint8_t *o, int index, int r, __m256i v) {
+    _mm256_store_si256((__m256i *)(o + 64 * index + 32 * r), v);
+}
+
+TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
+                              uint8_t *o) {
+    const int n = N_SCALES(ty), tail = 64 + n + n / 2;
+    for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty), o += PANEL_UNIT(ty))
+        for (int r = 0; r < 2; r++) {
+            const uint8_t *p = r ? w1 : w0;
+            for (int s = 0; s < 8; s++) {
+                UNROLL
+                for (int q = 0; q < 8; q++) put(o, 8 * s + q, r, unpack(ty, p + COLUMNS_AT(ty) + SUB(ty) * s, q));
+            }
+            for (int j = 0; j < n; j += 2) {
+                __m256i v = scale_pair(ty, p, j / 2);
+                put(o, 64 + j, r, scale_of(ty, v, 0));
+                put(o, 64 + j + 1, r, scale_of(ty, v, 1));
+                put(o, 64 + n + j / 2, r, min_pair(ty, p, j / 2));
+            }
+            put(o, tail, r, _mm256_castps_si256(half8(p)));
+            if (HAS_MIN(ty)) put(o, tail + 1, r, _mm256_castps_si256(half8(p + 16)));
+        }
+}
+
+/* nc tokens: up to 4 at act, or 8 of which the last 4 are at act2. */
+TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p, const void *act, const void *act2,
+                            uint32_t n_units, __m256 *sums) {
+    const int n = N_SCALES(ty), n_pairs = n / 2, per = 64 / n, step = nc < 4 ? nc : 4;
+    const act_i8_256 *a = act, *a2 = act2;
+    for (uint32_t u = 0; u < n_units; u++, a += step, a2 += nc > 4 ? step : 0, p += PANEL_UNIT(ty)) {
+        const uint8_t *tail = p + 64 * (64 + n + n / 2);
+        pair sum[8], mins[8];
+        pair_f d, dmin;
+        UNROLL
+        for (int c = 0; c < nc; c++) sum[c] = pair_zero();
+        for (int e = 0; e < n; e++) {
+            pair acc[8], sc;
+            UNROLL
+            for (int c = 0; c < nc; c++) acc[c] = pair_zero();
+            UNROLL
+            for (int q = 0; q < per; q++) {
+                pair w;
+                FENCE();
+                w = pair_load(p + 64 * (per * e + q));
+                UNROLL
+                for (int c = 0; c < nc; c++)
+                    acc[c] = pair_dp8(acc[c], w, pair_bcast((c < 4 ? a + c : a2 + c - 4)->q + 4 * (per * e + q)));
+            }
+            sc = pair_load(p + 64 * (64 + e));
+            UNROLL
+            for (int c = 0; c < nc; c++)
+                sum[c] = IN_WORDS(ty) ? pair_dp16(sum[c], acc[c], sc) : pair_add(sum[c], pair_mul(acc[c], sc));
+        }
+        UNROLL
+        for (int c = 0; c < nc; c++) mins[c] = pair_zero();
+        UNROLL
+        for (int j = 0; j < n_pairs; j++) {
+            pair v;
+            FENCE();
+            v = pair_load(p + 64 * (64 + n + j));
+            UNROLL
+            for (int c = 0; c < nc; c++)
+                mins[c] = pair_dp16(mins[c], v, pair_bcast(sum_pair(ty, c < 4 ? a + c : a2 + c - 4, j)));
+        }
+        d = pair_load_f(tail);
+        dmin = HAS_MIN(ty) ? pair_load_f(tail + 64) : d;
+        UNROLL
+        for (int c = 0; c < nc; c++) {
+            const act_i8_256 *x = c < 4 ? a + c : a2 + c - 4;
+            pair_f f = pair_load_f(sums + 2 * c), s = pair_set_f(x->scale);
+            if (!HAS_MIN(ty)) sum[c] = pair_sub(sum[c], pair_shl(mins[c], LOG_OFFSET(ty)));
+            f = pair_fma(pair_float(sum[c]), pair_mul_f(d, s), f);
+            if (HAS_MIN(ty)) f = pair_fnma(pair_float(mins[c]), pair_mul_f(dmin, s), f);
+            pair_store_f(sums + 2 * c, f);
+        }
+    }
+}
+
+#define TY         TENSOR_Q2_K
+#define FN(nr, nc) q2_k_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_Q3_K
+#define FN(nr, nc) q3_k_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_Q4_K
+#define FN(nr, nc) q4_k_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_Q5_K
+#define FN(nr, nc) q5_k_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_Q6_K
+#define FN(nr, nc) q6_k_##nr##x##nc
+MM_SHAPES(DIRECT)
+
+TYPE(q2_k, TENSOR_Q2_K, 2, 16, 256)
+TYPE(q3_k, TENSOR_Q3_K, 2, 12, 256)
+TYPE(q4_k, TENSOR_Q4_K, 2, 8, 256)
+TYPE(q5_k, TENSOR_Q5_K, 2, 9, 128)
+TYPE(q6_k, TENSOR_Q6_K, 2, 9, 128)

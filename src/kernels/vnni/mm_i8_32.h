@@ -1,0 +1,165 @@
+/* mm_i8_32.h - Q4_0, Q4_1, Q5_0, Q5_1 by vpdpbusd: the template of two sets (lanes.h).
+ *
+ * Values are unsigned; their offset (8 or 16) is where the 32-bit sum of a block starts, -offset * sum of the tokens'
+ * values.  Eight vpdpbusd later the block is done: no widening, no bound to keep. */
+#include "kernels/vnni/lanes.h"
+
+#define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
+#define HAS_MIN(ty)  ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
+
+/* What a sum starts at: the record has the two halves of -8 * sum. */
+TILE_INLINE __m256i start(const tensor_type ty, const act_i8_32 *a) {
+    if (HAS_MIN(ty)) return _mm256_setzero_si256();
+    return _mm256_madd_epi16(bcast32(a->init), _mm256_set1_epi16(HAS_BIT5(ty) ? 2 : 1));
+}
+TILE_INLINE pair start_pair(const tensor_type ty, const act_i8_32 *a) {
+    if (HAS_MIN(ty)) return pair_zero();
+    return pair_dp16(pair_zero(), pair_bcast(a->init), pair_set(HAS_BIT5(ty) ? 0x00020002 : 0x00010001));
+}
+
+TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *blk, const int q) {
+    return HAS_BIT5(ty) ? five_vec(blk, q) : nibble_vec(blk, q);
+}
+
+TILE_INLINE __m256 finish(const tensor_type ty, __m256i sum, __m256 d, __m256 m, __m256 f, const act_i8_32 *a) {
+    f = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, _mm256_broadcast_ss(&a->scale)), f);
+    return HAS_MIN(ty) ? _mm256_fmadd_ps(m, _mm256_broadcast_ss(&a->ssum), f) : f;
+}
+
+TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
+                      const void *act, uint32_t n_units, tile_sums *out) {
+    const int head = HAS_MIN(ty) ? 64 : 32, size = HAS_BIT5(ty) ? 160 : 128, unit = head + 2 * size;
+    const bool in_regs = nr * nc <= SUMS_IN_REGS;
+    const act_i8_32 *a = act;
+    const uint8_t *p[4];
+    __m256 f[SUMS_IN_REGS];
+    UNROLL
+    for (int r = 0; r < nr; r++) p[r] = w[r];
+    UNROLL
+    for (int i = 0; i < nr * nc; i++) {
+        if (in_regs)
+            f[i] = _mm256_setzero_ps();
+        else
+            out->f[i] = _mm256_setzero_ps();
+    }
+    for (uint32_t u = 0; u < n_units; u++) {
+        UNROLL
+        for (int b = 0; b < 2; b++, a += nc) {
+            __m256i acc[16];
+            UNROLL
+            for (int i = 0; i < nr * nc; i++) acc[i] = start(ty, a + i / nr);
+            UNROLL
+            for (int i = 0; i < 8; i++) {
+                const int q = HAS_BIT5(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                __m256i v[4], x[4];
+                FENCE();
+                UNROLL
+                for (int c = 0; c < nc; c++) x[c] = bcast32(a[c].q + 4 * q);
+                UNROLL
+                for (int r = 0; r < nr; r++) {
+                    v[r] = unpack(ty, p[r] + head + size * b, q);
+                    UNROLL
+                    for (int c = 0; c < nc; c++) acc[c * nr + r] = DP8(acc[c * nr + r], v[r], x[c]);
+                }
+            }
+            UNROLL
+            for (int r = 0; r < nr; r++) {
+                __m256 d = half8(p[r] + 16 * b), m = d;
+                if (HAS_MIN(ty)) m = half8(p[r] + 32 + 16 * b);
+                UNROLL
+                for (int c = 0; c < nc; c++) {
+                    const int i = c * nr + r;
+                    if (in_regs)
+                        f[i] = finish(ty, acc[i], d, m, f[i], a + c);
+                    else
+                        out->f[i] = finish(ty, acc[i], d, m, out->f[i], a + c);
+                }
+            }
+        }
+        UNROLL
+        for (int r = 0; r < nr; r++) {
+            prefetch(p[r], ahead, unit);
+            p[r] += unit;
+        }
+    }
+    if (in_regs) {
+        UNROLL
+        for (int i = 0; i < nr * nc; i++) out->f[i] = f[i];
+    }
+}
+
+/* ---- panel: per block 8 pairs of bytes, then d and m as floats ---- */
+
+enum { PANEL_BLOCK = 8 * 64 + 2 * 64 };
+
+TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
+                              uint8_t *o) {
+    const int head = HAS_MIN(ty) ? 64 : 32, size = HAS_BIT5(ty) ? 160 : 128, unit = head + 2 * size;
+    for (uint32_t u = 0; u < n_units; u++, w0 += unit, w1 += unit)
+        for (int b = 0; b < 2; b++, o += PANEL_BLOCK) {
+            UNROLL
+            for (int r = 0; r < 2; r++) {
+                const uint8_t *p = r ? w1 : w0;
+                UNROLL
+                for (int q = 0; q < 8; q++)
+                    _mm256_store_si256((__m256i *)(o + 64 * q + 32 * r), unpack(ty, p + head + size * b, q));
+                _mm256_store_ps((float *)(o + 512 + 32 * r), half8(p + 16 * b));
+                if (HAS_MIN(ty)) _mm256_store_ps((float *)(o + 576 + 32 * r), half8(p + 32 + 16 * b));
+            }
+        }
+}
+
+/* nc tokens: up to 4 at act, or 8 of which the last 4 are at act2. */
+TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p, const void *act, const void *act2,
+                            uint32_t n_units, __m256 *sums) {
+    const int step = nc < 4 ? nc : 4;
+    const act_i8_32 *a = act, *a2 = act2;
+    for (uint32_t b = 0; b < 2 * n_units; b++, a += step, a2 += nc > 4 ? step : 0, p += PANEL_BLOCK) {
+        pair acc[8];
+        pair_f d, m;
+        UNROLL
+        for (int c = 0; c < nc; c++) acc[c] = start_pair(ty, c < 4 ? a + c : a2 + c - 4);
+        UNROLL
+        for (int q = 0; q < 8; q++) {
+            pair w;
+            FENCE();
+            w = pair_load(p + 64 * q);
+            UNROLL
+            for (int c = 0; c < nc; c++) acc[c] = pair_dp8(acc[c], w, pair_bcast((c < 4 ? a + c : a2 + c - 4)->q + 4 * q));
+        }
+        d = pair_load_f(p + 512);
+        m = HAS_MIN(ty) ? pair_load_f(p + 576) : d;
+        UNROLL
+        for (int c = 0; c < nc; c++) {
+            const act_i8_32 *x = c < 4 ? a + c : a2 + c - 4;
+            pair_f f = pair_load_f(sums + 2 * c);
+            f = pair_fma(pair_float(acc[c]), pair_mul_f(d, pair_set_f(x->scale)), f);
+            if (HAS_MIN(ty)) f = pair_fma(m, pair_set_f(x->ssum), f);
+            pair_store_f(sums + 2 * c, f);
+        }
+    }
+}
+
+#define TY         TENSOR_Q4_0
+#define FN(nr, nc) q4_0_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_Q4_1
+#define FN(nr, nc) q4_1_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_Q5_0
+#define FN(nr, nc) q5_0_##nr##x##nc
+MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_Q5_1
+#define FN(nr, nc) q5_1_##nr##x##nc
+MM_SHAPES(DIRECT)
+
+TYPE(q4_0, TENSOR_Q4_0, 10, 16, 256)
+TYPE(q4_1, TENSOR_Q4_1, 10, 16, 256)
+TYPE(q5_0, TENSOR_Q5_0, 10, 16, 256)
+TYPE(q5_1, TENSOR_Q5_1, 10, 16, 256)

@@ -1,0 +1,57 @@
+/* mm_ops.h - the matrix products of a set: template of its mm_ops.c.  Activations are quantised by the AVX2 code, floats
+ * multiplied by it where a set has nothing wider. */
+#include "kernels/vnni/lanes.h"
+
+extern const mm_tiles SET(q4_0), SET(q4_1), SET(q5_0), SET(q5_1);
+extern const mm_tiles SET(q2_k), SET(q3_k), SET(q4_k), SET(q5_k), SET(q6_k);
+extern const mm_tiles SET(q8_0), SET(iq4_nl), SET(iq4_xs);
+#if LANES_WIDE
+#define FLOATS mm_avx512_floats
+#else
+#define FLOATS mm_avx2.mul
+#endif
+
+/* X(type, name) */
+#define TYPES(X)                                                                                                       \
+    X(Q4_0, q4_0)                                                                                                      \
+    X(Q4_1, q4_1)                                                                                                      \
+    X(Q5_0, q5_0)                                                                                                      \
+    X(Q5_1, q5_1)                                                                                                      \
+    X(Q8_0, q8_0)                                                                                                      \
+    X(Q2_K, q2_k)                                                                                                      \
+    X(Q3_K, q3_k)                                                                                                      \
+    X(Q4_K, q4_k)                                                                                                      \
+    X(Q5_K, q5_k)                                                                                                      \
+    X(Q6_K, q6_k)                                                                                                      \
+    X(IQ4_NL, iq4_nl)                                                                                                  \
+    X(IQ4_XS, iq4_xs)
+
+#define X(type, name)                                                                                                  \
+    static void mul_##name(const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,         \
+                           uint32_t r1, void *scratch) {                                                               \
+        mm_avx2_drive(&SET(name), w, act, m, y, ldy, r0, r1, scratch);                                                 \
+    }
+TYPES(X)
+#undef X
+
+static mm_mul_fn mul_of(tensor_type type) {
+    switch ((int)type) {
+#define X(type, name)                                                                                                  \
+    case TENSOR_##type: return mul_##name;
+        TYPES(X)
+#undef X
+    default: return FLOATS(type);
+    }
+}
+
+#if LANES_WIDE
+const mm_ops mm_avx512 = {
+#else
+const mm_ops mm_avxvnni = {
+#endif
+    .act_pack = {[ACT_F32] = mm_avx2_act_f32,
+                 [ACT_I8_32] = mm_avx2_act_i8_32,
+                 [ACT_I8_256] = mm_avx2_act_i8_256,
+                 [ACT_I16_32] = mm_avx2_act_i16_32},
+    .mul = mul_of,
+};
