@@ -434,10 +434,11 @@ hd_status engine_register(engine *e, const gen_method *m, hd_err *err) {
 
 /* ---- submitting ---- */
 
-/* Under mu.  Rows that are free now do not count as waiting places. */
-static hd_status room_for(engine *e, size_t n, hd_err *err) {
+/* Under mu.  Rows that are free now do not count as waiting places.  All of one call are alike in `readmit`. */
+static hd_status room_for(engine *e, const gen_request *reqs, size_t n, hd_err *err) {
     uint32_t capacity = e->opt.max_queued + e->opt.max_rows;
     if (e->draining) return hd_fail(err, HD_CLOSED, "the server is shutting down");
+    if (n && reqs->readmit) return HD_OK;
     if (n > capacity) return hd_fail_field(err, HD_NEVER_FITS, "n", "%zu sequences at once; at most %u can wait and run", n, capacity);
     if (e->n_live + n <= capacity) return HD_OK;
     e->rejected_full++;
@@ -502,7 +503,7 @@ hd_status engine_submit(engine *e, const gen_request *reqs, size_t n, session_no
     hd_status st = HD_OK;
     size_t made = 0;
     pthread_mutex_lock(&e->mu);
-    st = room_for(e, n, err); /* early, before anything is copied */
+    st = room_for(e, reqs, n, err); /* early, before anything is copied */
     pthread_mutex_unlock(&e->mu);
     for (; !st && made < n; made++) {
         if ((st = check_request(e, &reqs[made], &m, err))) break;
@@ -510,7 +511,7 @@ hd_status engine_submit(engine *e, const gen_request *reqs, size_t n, session_no
     }
     if (!st) {
         pthread_mutex_lock(&e->mu);
-        if (!(st = room_for(e, n, err)) && !(st = join_all(e, out, n, err))) {
+        if (!(st = room_for(e, reqs, n, err)) && !(st = join_all(e, out, n, err))) {
             uint64_t now = hd_now_us(e->opt.clock);
             for (size_t i = 0; i < n; i++) enter(e, out[i], now);
         }

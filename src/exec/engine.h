@@ -62,6 +62,7 @@ typedef struct {
     bool collect;                /* its unread output is bounded by collect_tokens instead of by the session's queue */
     const char *cache_space;     /* shares computed prefixes only with requests of the same name (a tenant); NULL = ""; <= 63 bytes */
     bool no_cache;               /* take nothing up and leave nothing behind */
+    bool readmit;                /* accepted in an earlier life: a full queue does not refuse it */
     cancellation *cancel;        /* cancels this request too (one source may cover several); borrowed until it is over */
     const char *id;              /* for state and cancel, at most 63 bytes; "" = the engine makes one */
     const int32_t *prompt;       /* copied */

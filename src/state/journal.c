@@ -350,7 +350,7 @@ static hd_status lock_dir(journal *j, const char *dir, hd_err *err) {
         n = pread(j->lock_fd, text, sizeof text - 1, 0);
         text[n > 0 ? n : 0] = 0;
         text[strspn(text, "0123456789")] = 0;
-        return hd_fail(err, HD_IO, "request log: the state directory %s is in use by %s%s: give each server its own", dir,
+        return hd_fail(err, HD_IO, "request log: the state directory %s is in use by %s%s: give each server its own, or start without a log (--no-durable)", dir,
                        *text ? "process " : "another process", text);
     }
     n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
