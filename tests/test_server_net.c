@@ -701,7 +701,7 @@ static void loading(void **state) {
     hd_free(body);
     assert_int_equal(client_once(server_port(s), "POST", CHAT, NULL, "{" MSG("short") "}", &body), 503);
     hd_free(body);
-    server_attach(s, r.e, r.m);
+    assert_int_equal(server_attach(s, r.e, r.m, &err), HD_OK);
     assert_int_equal(client_once(server_port(s), "POST", CHAT, NULL, "{" MSG("short") "}", &body), 200);
     hd_free(body);
     server_close(s);

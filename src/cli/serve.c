@@ -21,7 +21,8 @@
     "       [--max-queued N] [--default-max-tokens N] [--max-body SIZE] [--max-connections N] [--cors-origin ORIGIN]\n" \
     "       [--comment-interval SECONDS] [--drain-timeout SECONDS] [--stuck-timeout SECONDS] [--trace FILE]\n"  \
     "       [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--max-rows N]\n"                \
-    "       [--page-tokens N] [--no-cache] [--state-dir D] [--state-cap SIZE] [--state-key-file F]"
+    "       [--page-tokens N] [--no-cache] [--state-dir D] [--state-cap SIZE] [--state-key-file F]\n"                            \
+    "       [--no-durable] [--retain DURATION] [--log-cap SIZE]"
 
 enum { MAX_KEYS = 256, SPARE_FILES = 128 };
 /* A comment within the patience of every proxy; a drain no service manager waits longer for; steps of a day are a hang. */
@@ -66,6 +67,23 @@ static bool key_file(const char *path, hd_buf *text, const char **keys, size_t *
     return true;
 }
 
+/* "90", "90s", "15m", "24h", "7d": seconds, at least one. */
+static bool parse_duration(const char *s, uint64_t *out) {
+    static const struct {
+        char unit;
+        uint64_t seconds;
+    } units[] = {{0, 1}, {'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
+    uint64_t v = 0;
+    size_t i = 0;
+    for (; s[i] >= '0' && s[i] <= '9'; i++)
+        if (i == 9) return false; /* some decades; and no overflow below */
+        else v = v * 10 + (uint64_t)(s[i] - '0');
+    if (!i || (s[i] && s[i + 1])) return false;
+    for (size_t k = 0; k < sizeof units / sizeof *units; k++)
+        if (units[k].unit == s[i]) return (*out = v * units[k].seconds) > 0;
+    return false;
+}
+
 /* One descriptor per connection and some to spare, as far as the hard limit allows. */
 static void raise_file_limit(uint64_t want) {
     struct rlimit r;
@@ -89,6 +107,9 @@ int cmd_serve(int argc, char **argv) {
     uint32_t port = 8080, max_connections = 0;
     uint64_t max_body = 0;
     float comment_s = 5, drain_s = 30, stuck_s = 120;
+    const char *retain = NULL;
+    bool no_durable = false;
+    server_options so = {0};
     opt_list key_list = {.n = 0}, aliases = {.n = 0}, adapters = {.n = 0};
     opt_def defs[] = {
         MODEL_OPT_DEFS(mo),
@@ -108,10 +129,12 @@ int cmd_serve(int argc, char **argv) {
         {"--comment-interval", OPT_FLOAT, &comment_s, NULL},
         {"--drain-timeout", OPT_FLOAT, &drain_s, NULL},
         {"--stuck-timeout", OPT_FLOAT, &stuck_s, NULL},
+        {"--retain", OPT_STR, &retain, NULL},
+        {"--log-cap", OPT_SIZE, &so.log.max_bytes, NULL},
+        {"--no-durable", OPT_FLAG, &no_durable, NULL},
     };
     loading ld = {0};
     server *srv = NULL;
-    server_options so = {0};
     pthread_t loader;
     hd_buf key_text;
     const char *wrong;
@@ -125,6 +148,11 @@ int cmd_serve(int argc, char **argv) {
                  : comment_s < MIN_TIME_S || comment_s > MAX_TIME_S ? "--comment-interval must be between 0.01 and 3600 seconds"
                  : drain_s < 0 || drain_s > MAX_TIME_S             ? "--drain-timeout must be between 0 and 3600 seconds"
                  : stuck_s < MIN_TIME_S || stuck_s > MAX_STUCK_S   ? "--stuck-timeout must be between 0.01 and 86400 seconds"
+                 : (retain || so.log.max_bytes || no_durable) && !mo.state_dir
+                     ? "--retain, --log-cap and --no-durable need a --state-dir"
+                 : retain && !parse_duration(retain, &so.log.retain_seconds)
+                     ? "--retain must be a duration like 90s, 15m, 24h or 7d"
+                 : so.log.max_bytes && so.log.max_bytes < JOURNAL_MIN_BYTES ? "--log-cap must be at least 1M"
                                                                    : NULL)) {
         fprintf(stderr, "heddle: %s\nusage: %s\n", wrong, USAGE);
         return EXIT_USAGE;
@@ -151,6 +179,7 @@ int cmd_serve(int argc, char **argv) {
         }
     mo.stuck_timeout_us = (uint64_t)((double)stuck_s * 1e6);
     so.host = host;
+    so.state_dir = no_durable ? NULL : mo.state_dir;
     so.port = (uint16_t)port;
     so.max_connections = max_connections;
     so.max_body_bytes = max_body;
@@ -189,7 +218,10 @@ int cmd_serve(int argc, char **argv) {
         if (stop_signal(&stops, 20)) _exit(0); /* nothing to finish yet, and loading has no way to stop early */
     pthread_join(loader, NULL);
     if ((rc = ld.rc)) goto out;
-    server_attach(srv, ld.l.e, ld.l.m);
+    if (server_attach(srv, ld.l.e, ld.l.m, &err)) {
+        rc = fail_with(&err);
+        goto out;
+    }
     fprintf(stderr, "heddle: serving %s at http://%s%s%s:%u\n", server_model_id(srv), strchr(host, ':') ? "[" : "", host,
             strchr(host, ':') ? "]" : "", server_port(srv));
     if (model_get(ld.l.m)->chat_error)

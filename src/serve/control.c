@@ -185,7 +185,12 @@ void control_cancel(conn *c) {
     const char *id;
     json_t *body = read_control(c, &id, &e);
     int known = body ? gen_cancel_id(c->srv, id, CANCEL_BY_REQUEST) : -1;
-    if (body && known < 0) unknown_id(&e, id);
+    if (known < 0 && !e.status && c->srv->dur) { /* of an earlier life, perhaps: the log knows */
+        gen_start_stored(c, &dialect_chat, GEN_KNOWN, id);
+        json_decref(body);
+        return;
+    }
+    if (known < 0) unknown_id(&e, id);
     if (e.status) http_reply_error(c, &e);
     else reply_control(c, id, "cancelled", known == 1);
     json_decref(body);
@@ -249,6 +254,7 @@ void control_steer(conn *c) {
         known = gen_steer_id(c->srv, id, &how, &st, &err);
         if (known < 0) unknown_id(&e, id);
         else if (st == HD_FULL) serve_fail(&e, 409, "too_many_forced", "force_ids", "%s", err.msg);
+        else if (st == HD_UNSUPPORTED) serve_fail(&e, 409, "durable_request", NULL, "%s", err.msg);
         else if (st) bad_field(&e, "force_ids", "%s", err.msg);
     }
     if (e.status) http_reply_error(c, &e);

@@ -1,7 +1,11 @@
 /* gen.h - one request that needs a planner, from its body to the last byte of its reply.
  *
  * The loop makes it, a planner fills it and submits its sessions, the loop drains them into the connection (streamed)
- * or into the reply being collected.  What differs between dialects is behind `struct dialect`.
+ * or into the reply being collected.  What differs between dialects is behind `struct dialect`.  A gen of a durable
+ * request is a *viewer* (viewer.h): it owns no sessions, its events come from a runner or from the request log.
+ *
+ * gen.c: life, what planners give back, cancelling, steering.  gen_submit.c: planner side, towards the engine.
+ * gen_flow.c: events into replies.
  *
  * Ownership moves: PLANNING - a planner owns the plan fields, the loop only `conn`, `cancelled` and the links.
  * ACTIVE - the loop owns everything.  FREE - pooled; a late notify from the executor may still name it, harmlessly. */
@@ -12,6 +16,7 @@
 #include "serve/http.h"
 #include "serve/request.h"
 #include "serve/server_int.h"
+#include "serve/viewer.h"
 
 #include <jansson.h>
 
@@ -51,6 +56,7 @@ typedef struct {
     int32_t stop_index;
     bool ended_by_eos;
     gen_stats stats;
+    view_place at; /* of a viewer */
 } choice;
 
 typedef struct {
@@ -65,6 +71,7 @@ typedef struct dialect {
     const char *object;
     /* Planner thread.  Fill g->plan, g->prompts (or g->reply for a request that generates nothing). */
     bool (*plan)(gen *g, const json_t *body, serve_error *e);
+    bool (*frames)(gen *g, serve_error *e); /* constant text of a stream's frames; NULL: it has none.  Any thread that owns g */
     /* Loop thread; each appends whole SSE events to out. */
     void (*start)(gen *g, hd_buf *out);                                          /* accepted */
     void (*delta)(gen *g, choice *ch, const char *text, size_t n, hd_buf *out);  /* text and the pieces so far */
@@ -72,9 +79,13 @@ typedef struct dialect {
     void (*end)(gen *g, hd_buf *out);                                            /* all did */
     void (*entry)(gen *g, choice *ch, const token_entry *t);                     /* append t to ch->pieces */
     void (*reply)(gen *g, hd_buf *out);                                          /* the unstreamed reply */
+    bool durable;          /* its requests can be kept in the log */
 } dialect;
 
 typedef enum { GEN_FREE, GEN_PLANNING, GEN_ACTIVE } gen_phase;
+
+/* What is asked for: a generation, or something about a stored one. */
+typedef enum { GEN_POST, GEN_GET, GEN_DELETE, GEN_KNOWN /* a cancel of an id that no generation has: is it stored? */ } gen_kind;
 
 struct gen {
     server *srv;
@@ -93,19 +104,26 @@ struct gen {
     bool collecting, held; /* held: the bound on collected tokens stopped it */
     bool ending;           /* its sessions were cancelled, for ending_why */
     cancel_reason ending_why;
-    /* srv->mu */
-    gen *ready_next, *planned_next;
-    bool ready;
+    waker w;             /* its sessions have something; srv->mu */
+    gen *planned_next;   /* srv->mu */
     /* planner queue's mutex */
     gen *job_prev, *job_next;
     bool job_queued;
     /* any thread */
     atomic_int cancelled; /* cancel_reason, 0: none; set by the loop, read by the planner between its stages */
 
-    /* planner, then loop */
+    /* fixed by the loop before a planner has it */
+    gen_kind kind;
     const dialect *d;
-    hd_buf body;
     char id[64];
+    hd_buf idem_key;     /* Idempotency-Key; empty: none */
+    char want_id[64];    /* of GET, DELETE, KNOWN */
+    bool has_from;       /* Last-Event-ID or starting_after: only frames with higher numbers are wanted */
+    uint64_t from;
+    bool want_stream;    /* GET ?stream=true */
+
+    /* planner, then loop */
+    hd_buf body;
     int64_t created;
     serve_error error;
     hd_buf reply; /* JSON of a request that generates nothing */
@@ -119,10 +137,20 @@ struct gen {
     bool has_big_seed;
     uint64_t big_seed;
     hd_buf frame_head, frame_tail; /* constant parts of a stream's frames */
+    size_t frame_at;               /* where the frame being written begins */
+    bool background;
+    const char *not_kept;          /* what asked for durability on a server without a log */
+    bool readmit;                  /* from the log, at a start */
+    int64_t accepted_us;           /* wall clock, when the first life took it; total deadlines count from there */
+    uint32_t ctx;                  /* effective context then */
+    char *model_name;              /* of a stored one; NULL: the served one's */
+    view view;                     /* of a durable one */
 };
 
 /* Loop: start the request of c (its body is taken), or answer 429. */
 void gen_start(conn *c, const dialect *d);
+/* Likewise GET or DELETE of a stored response (c->path ends with its id), or the answer to a cancel of an unknown id. */
+void gen_start_stored(conn *c, const dialect *d, gen_kind kind, const char *id);
 void gen_planned(gen *g);  /* a planner is done with it */
 void gen_drain(gen *g);    /* its sessions have something */
 void gen_resume(gen *g);   /* its output went down */
@@ -141,15 +169,38 @@ typedef struct {
 int gen_steer_id(server *s, const char *id, const gen_steering *how, hd_status *st, hd_err *err);
 void gen_cancel_all(server *s, cancel_reason why);
 void gen_free_all(server *s); /* at close, when the planners are gone */
+/* The plan and what belongs to it is freed; the gen may be filled anew.  Not its body nor its links. */
+void gen_clear_plan(gen *g);
 
 /* Planner thread: the sessions of g->prompts.  Fills g->error on failure. */
 void gen_submit(gen *g);
 /* A span of its line in the trace, from t0 to now; nothing without a trace.  Returns now. */
 uint64_t gen_trace(const gen *g, const char *name, uint64_t t0_us, const char *arg, uint64_t v);
-/* The number for the next data event. */
-static inline uint64_t gen_next_event(gen *g) { return g->event_no++; }
+/* A numbered data event of a stream: its head, and its end, which drops it when the client has it already. */
+void gen_frame(gen *g, hd_buf *out);
+void gen_frame_end(gen *g, hd_buf *out);
 /* Sums over choices. */
 void gen_usage(const gen *g, uint64_t *prompt, uint64_t *cached, uint64_t *completion);
+
+/* ---- between gen's own files and its relatives ---- */
+static inline bool gen_streams(const gen *g) { return g->plan.stream; }
+/* Loop: reply with an error, as the state of the reply allows, and end. */
+void gen_fail(gen *g, const serve_error *e);
+void gen_release(gen *g);
+void gen_cancel_sessions(gen *g, cancel_reason why);
+void gen_begin_reply(gen *g); /* loop: headers and first frames, then what is there */
+void gen_cancel_error(serve_error *e, cancel_reason why);
+/* One choice has ended: others may still wait to be the engine's. */
+void gen_submit_more(gen *g, serve_error *e);
+bool gen_make_choices(gen *g);
+void gen_submit_error(gen *g, serve_error *e, hd_status st, const hd_err *err);
+/* What an earlier life left of a choice. */
+typedef struct {
+    bool done, begun;
+} resumed_choice;
+/* Submit choices [from, from + n) together or not at all; sessions go to out[0..n), events are told to w.  was (may be NULL,
+ * [n]): those that are done get none. */
+hd_status gen_submit_choices(gen *g, uint32_t from, uint32_t n, const resumed_choice *was, waker *w, session **out, hd_err *err);
 
 extern const dialect dialect_chat, dialect_completions, dialect_embeddings, dialect_tokenize, dialect_detokenize;
 

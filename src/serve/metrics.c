@@ -2,6 +2,7 @@
 #include "serve/metrics.h"
 
 #include "base/mem.h"
+#include "serve/durable.h"
 #include "state/prefix.h"
 
 #include <math.h>
@@ -61,17 +62,15 @@ static void observe(hist *h, const double *bounds, int n, double v) {
 static void see_seconds(metrics *m, int i, uint64_t us) { observe(&m->h[i], seconds_bounds, N_SECONDS, (double)us * 1e-6); }
 static void see_tokens(metrics *m, int i, uint64_t n) { observe(&m->h[i], token_bounds, N_TOKENS, (double)n); }
 
-void metrics_generation(metrics *m, const gen *g, const choice *ch) {
-    const gen_stats *s = &ch->stats;
-    (void)g;
+void metrics_generation(metrics *m, finish_reason finish, const gen_stats *s) {
     m->prompt_tokens += s->prompt_tokens;
     m->cached_tokens += s->cached_tokens;
     for (int i = 0; i < N_PREFIX_MISSES; i++) m->misses[i] += s->cache_miss == prefix_miss_name((prefix_miss)i);
     m->generated_tokens += s->generated_tokens;
     m->paused_us += s->paused_us;
     m->preemptions += s->preemptions;
-    if (ch->finish != FINISH_STOP && ch->finish != FINISH_LENGTH) return;
-    m->finished[ch->finish == FINISH_LENGTH]++;
+    if (finish != FINISH_STOP && finish != FINISH_LENGTH) return;
+    m->finished[finish == FINISH_LENGTH]++;
     see_seconds(m, HIST_QUEUE, s->queue_us);
     see_seconds(m, HIST_PREFILL, s->prefill_us);
     see_seconds(m, HIST_TTFT, s->queue_us + s->prefill_us);
@@ -147,6 +146,29 @@ static void write_queue(hd_buf *b, const char *labels, const engine_view *v) {
         buf_fmt(b, "heddle:queue_reasons{%s,reason=\"%s\"} %u\n", labels, reasons[i], by_reason[i]);
 }
 
+static void write_durable(server *s, hd_buf *b, const char *l) {
+    journal_stat t;
+    journal_stats(durable_log(s->dur), &t);
+    one(b, l, "heddle:durable_running", "gauge", "durable requests that have not ended", t.running);
+    one(b, l, "heddle:durable_stored", "gauge", "durable requests in the log", (double)t.requests);
+    one(b, l, "heddle:durable_bytes", "gauge", "bytes of the request log", (double)t.bytes);
+    one(b, l, "heddle:durable_accepted_total", "counter", "durable requests accepted", (double)t.accepted);
+    one(b, l, "heddle:durable_repeated_total", "counter", "requests that raced with one of the same key", (double)t.repeated);
+    one(b, l, "heddle:durable_refused_total", "counter", "durable requests refused, log full", (double)t.refused);
+    one(b, l, "heddle:durable_finished_total", "counter", "durable requests whose end is on disk", (double)t.finished);
+    one(b, l, "heddle:durable_events_total", "counter", "events on disk", (double)t.events);
+    head(b, "heddle:durable_lost_total", "counter", "requests that lost durability, by reason");
+    buf_fmt(b, "heddle:durable_lost_total{%s,reason=\"queue\"} %llu\n", l, (unsigned long long)t.lost_queue);
+    buf_fmt(b, "heddle:durable_lost_total{%s,reason=\"write\"} %llu\n", l, (unsigned long long)t.lost_write);
+    buf_fmt(b, "heddle:durable_lost_total{%s,reason=\"space\"} %llu\n", l, (unsigned long long)t.lost_space);
+    one(b, l, "heddle:durable_expired_total", "counter", "stored requests deleted after their time", (double)t.expired);
+    one(b, l, "heddle:durable_evicted_total", "counter", "stored requests that made room", (double)t.evicted);
+    one(b, l, "heddle:durable_damaged_total", "counter", "times a row of the log was found damaged", (double)t.damaged);
+    one(b, l, "heddle:durable_failed_commits_total", "counter", "failed writes of the log", (double)t.failed_commits);
+    one(b, l, "heddle:durable_queue_bytes", "gauge", "events on their way to the disk", (double)t.queue_bytes);
+    one(b, l, "heddle:durable_commit_max_seconds", "gauge", "longest commit", (double)t.commit_us_max * 1e-6);
+}
+
 void metrics_write(server *s, hd_buf *b) {
     metrics *m = s->met;
     server_phase phase = server_phase_now(s);
@@ -217,6 +239,7 @@ void metrics_write(server *s, hd_buf *b) {
         one(b, l, "heddle:disk_dropped_total", "counter", "pages that found no room in the queue", (double)v.store.put_dropped);
         one(b, l, "heddle:disk_write_errors_total", "counter", "failed writes", (double)v.store.write_errors);
     }
+    if (s->dur) write_durable(s, b, l);
     head(b, "heddle:prefix_cache_misses_total", "counter", "prompts by why no more of them was cached");
     for (int i = 0; i < N_PREFIX_MISSES; i++)
         buf_fmt(b, "heddle:prefix_cache_misses_total{%s,reason=\"%s\"} %llu\n", l, prefix_miss_name((prefix_miss)i),

@@ -46,7 +46,7 @@ void openai_head(jsonw *w, const gen *g, const char *object) {
     jsonw_key(w, "id"), jsonw_str(w, g->id);
     jsonw_key(w, "object"), jsonw_str(w, object);
     jsonw_key(w, "created"), jsonw_int(w, g->created);
-    jsonw_key(w, "model"), jsonw_str(w, g->srv->info->name);
+    jsonw_key(w, "model"), jsonw_str(w, g->model_name ? g->model_name : g->srv->info->name);
     jsonw_key(w, "system_fingerprint"), jsonw_str(w, g->srv->fingerprint);
 }
 
@@ -123,14 +123,14 @@ void openai_ids(jsonw *w, const char *key, const id_list *ids) {
 void openai_end(gen *g, const char *object, hd_buf *out) {
     if (g->plan.include_usage) {
         jsonw w;
-        sse_open(out, gen_next_event(g));
+        gen_frame(g, out);
         jsonw_init(&w, out);
         jsonw_obj(&w);
         openai_head(&w, g, object);
         jsonw_key(&w, "choices"), jsonw_arr(&w), jsonw_arr_end(&w);
         openai_usage(&w, g);
         jsonw_obj_end(&w);
-        sse_close(out);
+        gen_frame_end(g, out);
     }
     sse_done(out);
 }

@@ -13,6 +13,8 @@
 
 #define CHUNK "chat.completion.chunk"
 
+static bool frames(gen *g, serve_error *e) { return openai_frames(g, CHUNK, e); }
+
 static bool plan(gen *g, const json_t *body, serve_error *e) {
     gen_params *p = &g->plan;
     server *s = g->srv;
@@ -29,7 +31,7 @@ static bool plan(gen *g, const json_t *body, serve_error *e) {
         return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
     g->n_prompts = 1;
     id_list_init(&g->prompts[0].ids, 0);
-    return prompt_chat(s, body, &g->prompts[0].ids, g->warning, sizeof g->warning, e) && openai_frames(g, CHUNK, e);
+    return prompt_chat(s, body, &g->prompts[0].ids, g->warning, sizeof g->warning, e) && frames(g, e);
 }
 
 /* ---- logprobs: {"token","logprob","bytes","top_logprobs":[...]} ---- */
@@ -73,7 +75,7 @@ static void logprobs(const gen *g, const choice *ch, hd_buf *out) {
 /* ---- stream ---- */
 
 static void open_chunk(gen *g, const choice *ch, hd_buf *out) {
-    sse_open(out, gen_next_event(g));
+    gen_frame(g, out);
     buf_add(out, g->frame_head.data, g->frame_head.len);
     buf_fmt(out, "%u", ch->index);
 }
@@ -105,7 +107,7 @@ static void start(gen *g, hd_buf *out) {
             openai_ids(&w, "prompt_token_ids", &g->prompts[0].ids);
         }
         buf_byte(out, '}');
-        sse_close(out);
+        gen_frame_end(g, out);
     }
 }
 
@@ -116,7 +118,7 @@ static void delta(gen *g, choice *ch, const char *text, size_t n, hd_buf *out) {
     buf_str(out, "\"}");
     close_chunk(g, ch, NULL, out);
     buf_byte(out, '}');
-    sse_close(out);
+    gen_frame_end(g, out);
 }
 
 static void finish(gen *g, choice *ch, hd_buf *out) {
@@ -128,7 +130,7 @@ static void finish(gen *g, choice *ch, hd_buf *out) {
     w.comma = true;
     openai_extras(&w, g, ch);
     buf_byte(out, '}');
-    sse_close(out);
+    gen_frame_end(g, out);
 }
 
 static void end(gen *g, hd_buf *out) { openai_end(g, CHUNK, out); }
@@ -164,4 +166,4 @@ static void reply(gen *g, hd_buf *out) {
     jsonw_obj_end(&w);
 }
 
-const dialect dialect_chat = {"chat", "chatcmpl-", "chat.completion", plan, start, delta, finish, end, entry, reply};
+const dialect dialect_chat = {"chat", "chatcmpl-", "chat.completion", plan, frames, start, delta, finish, end, entry, reply, true};

@@ -82,6 +82,8 @@ static bool prompts(gen *g, const json_t *body, serve_error *e) {
     return true;
 }
 
+static bool frames(gen *g, serve_error *e) { return openai_frames(g, OBJECT, e); }
+
 static bool plan(gen *g, const json_t *body, serve_error *e) {
     gen_params *p = &g->plan;
     int64_t top = -1, best = -1;
@@ -97,7 +99,7 @@ static bool plan(gen *g, const json_t *body, serve_error *e) {
     p->logprobs = top >= 0;
     p->sampling.n_top_logprobs = top > 0 ? (uint32_t)top : 0;
     p->score_prompt = p->echo && p->logprobs;
-    return prompts(g, body, e) && openai_frames(g, OBJECT, e);
+    return prompts(g, body, e) && frames(g, e);
 }
 
 /* ---- legacy logprobs: tokens, token_logprobs, top_logprobs, text_offset ---- */
@@ -173,7 +175,7 @@ static void logprobs(const gen *g, const choice *ch, hd_buf *out) {
 /* ---- stream ---- */
 
 static void frame(gen *g, choice *ch, const char *text, size_t n, const char *finish, hd_buf *out) {
-    sse_open(out, gen_next_event(g));
+    gen_frame(g, out);
     buf_add(out, g->frame_head.data, g->frame_head.len);
     buf_fmt(out, "%u,\"text\":\"", ch->index);
     jsonw_escape(out, text, n);
@@ -193,7 +195,7 @@ static void frame(gen *g, choice *ch, const char *text, size_t n, const char *fi
         openai_extras(&w, g, ch);
     }
     buf_byte(out, '}');
-    sse_close(out);
+    gen_frame_end(g, out);
     for (int i = 0; i < N_PIECES; i++) buf_clear(&ch->pieces[i]);
     ch->n_piece = 0;
 }
@@ -230,4 +232,4 @@ static void reply(gen *g, hd_buf *out) {
     jsonw_obj_end(&w);
 }
 
-const dialect dialect_completions = {"completions", "cmpl-", OBJECT, plan, start, delta, finish, end, entry, reply};
+const dialect dialect_completions = {"completions", "cmpl-", OBJECT, plan, frames, start, delta, finish, end, entry, reply, true};

@@ -2,8 +2,12 @@
 #include "serve/planner.h"
 
 #include "base/mem.h"
+#include "serve/durable.h"
+#include "serve/stored.h"
 
 #include <signal.h>
+#include <stdio.h>
+#include <string.h>
 
 /* The parsed tree of a body takes many times its size, and the C library keeps what one thread freed for that thread. */
 enum { TRIM_BODY = 256 * 1024 };
@@ -25,21 +29,32 @@ static bool plan_body(gen *g, const json_t *body) {
            g->d->plan(g, body, e);
 }
 
+static void warn_not_kept(gen *g) {
+    size_t n = strlen(g->warning);
+    snprintf(g->warning + n, sizeof g->warning - n, "%s%s is ignored: the server has no --state-dir", n ? "; " : "", g->not_kept);
+}
+
 static void plan(gen *g) {
     uint64_t t = gen_trace(g, "wait for a planner", g->t_start_us, NULL, 0);
     json_t *body;
     if (planner_unwanted(g)) return;
+    if (g->kind != GEN_POST) {
+        stored_plan(g);
+        return;
+    }
     body = request_parse(g->body.data, g->body.len, &g->has_big_seed, &g->big_seed, &g->error);
     t = gen_trace(g, "parse", t, NULL, 0);
     if (!body) return;
     if (!planner_unwanted(g)) {
-        bool ok = plan_body(g, body);
+        bool ok = durable_plan(g, body, &g->error) && plan_body(g, body);
+        if (ok && g->not_kept) warn_not_kept(g);
         t = gen_trace(g, "tokenise", t, "prompts", g->n_prompts);
         if (ok && g->n_prompts && !planner_unwanted(g)) {
             gen_submit(g);
             gen_trace(g, "submit", t, "choices", g->n_choices);
         }
     }
+    if (g->view.how == VIEW_NEW && !g->view.r) g->view.how = VIEW_NONE; /* it did not come so far */
     g->plan.stops = (hd_free(g->plan.stops), NULL); /* they point into the body */
     g->plan.n_stops = 0;
     json_decref(body);

@@ -15,6 +15,7 @@ struct route {
     void (*get)(conn *c);
     void (*post)(conn *c);     /* answered in the loop */
     const dialect *generate;   /* POST through a planner */
+    const dialect *stored;     /* GET and DELETE of stored responses, through a planner */
     bool open;                 /* no key needed */
     const char *missing;       /* known, but not in this build: 501 says so */
 };
@@ -30,7 +31,9 @@ static const route routes[] = {
     {"/v1/heddle/cancel", "POST, OPTIONS", .post = control_cancel},
     {"/v1/heddle/steer", "POST, OPTIONS", .post = control_steer},
     {"/v1/chat/completions", "POST, OPTIONS", .generate = &dialect_chat},
+    {"/v1/chat/completions/", "GET, HEAD, DELETE, OPTIONS", .stored = &dialect_chat},
     {"/v1/completions", "POST, OPTIONS", .generate = &dialect_completions},
+    {"/v1/completions/", "GET, HEAD, DELETE, OPTIONS", .stored = &dialect_completions},
     {"/v1/embeddings", "POST, OPTIONS", .generate = &dialect_embeddings},
     {"/tokenize", "POST, OPTIONS", .generate = &dialect_tokenize},
     {"/detokenize", "POST, OPTIONS", .generate = &dialect_detokenize},
@@ -78,11 +81,15 @@ static bool key_ok(conn *c) {
     return ok;
 }
 
+static bool has_method(const route *r, unsigned m) {
+    if (m == HTTP_GET || m == HTTP_HEAD) return r->get || r->stored;
+    return m == HTTP_POST ? r->post || r->generate : m == HTTP_DELETE && r->stored;
+}
+
 void route_head(conn *c) {
     server *s = c->srv;
     serve_error *e = &c->early;
     unsigned m = c->req.method;
-    bool get = m == HTTP_GET || m == HTTP_HEAD;
     server_phase phase = server_phase_now(s);
     const route *r;
     c->route = NULL;
@@ -109,7 +116,7 @@ void route_head(conn *c) {
     if (!r->open && !key_ok(c)) goto unauthorised;
     if (r->missing) {
         serve_fail(e, 501, "not_supported", NULL, "%s are not built into this server", r->missing);
-    } else if (!(get ? r->get != NULL : m == HTTP_POST && (r->post || r->generate))) {
+    } else if (!has_method(r, m)) {
         serve_fail(e, 405, "method_not_allowed", NULL, "%s is not a method of %s; there are %s",
                    http_method_str((enum http_method)m), r->path, r->allow);
     } else if (phase == PHASE_LOADING && !r->open) {
@@ -129,6 +136,7 @@ void route_dispatch(conn *c) {
     const route *r = c->route;
     if (c->req.method == HTTP_OPTIONS) control_preflight(c);
     else if (r->generate) gen_start(c, r->generate);
+    else if (r->stored) gen_start_stored(c, r->stored, c->req.method == HTTP_DELETE ? GEN_DELETE : GEN_GET, buf_cstr(&c->path) + strlen(r->path));
     else if (c->req.method == HTTP_POST) r->post(c);
     else r->get(c);
 }

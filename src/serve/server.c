@@ -3,10 +3,12 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "serve/durable.h"
 #include "serve/gen.h"
 #include "serve/http.h"
 #include "serve/metrics.h"
 #include "serve/planner.h"
+#include "serve/runner.h"
 
 #include <errno.h>
 #include <event2/listener.h>
@@ -18,6 +20,7 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -27,6 +30,12 @@ enum {
 };
 
 uint64_t server_now_us(void) { return hd_now_us(&hd_clock_real); }
+
+int64_t server_wall_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
 
 uint64_t server_random_u64(void) {
     uint64_t v = 0;
@@ -51,6 +60,23 @@ void server_wake(server *s) {
     while (write(s->wake_fd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
+void server_notify(void *ctx) {
+    waker *w = ctx;
+    server *s = w->srv;
+    bool first = false;
+    pthread_mutex_lock(&s->mu);
+    if (!w->on) {
+        w->on = true;
+        w->next = NULL;
+        first = !s->ready_head;
+        if (s->ready_tail) s->ready_tail->next = w;
+        else s->ready_head = w;
+        s->ready_tail = w;
+    }
+    pthread_mutex_unlock(&s->mu);
+    if (first) server_wake(s);
+}
+
 bool server_knows_model(const server *s, const char *name) {
     if (!*name || !strcmp(name, s->info->name)) return true;
     for (size_t i = 0; i < s->opt.n_aliases; i++)
@@ -64,9 +90,9 @@ static void on_drain_deadline(evutil_socket_t fd, short what, void *arg) {
     server *s = arg;
     (void)fd, (void)what;
     if (server_phase_now(s) != PHASE_DRAINING) return;
-    if (s->n_gens) {
+    if (s->n_gens || s->n_running) {
         static const struct timeval last_words = {LAST_WORDS_US / 1000000, 0};
-        hd_log(HD_LOG_WARN, "serve: %u generations are cut, the drain is over", s->n_gens);
+        hd_log(HD_LOG_WARN, "serve: %u generations are cut, the drain is over", s->n_gens + s->n_running);
         gen_cancel_all(s, CANCEL_SHUTDOWN);
         evtimer_add(s->drain_ev, &last_words);
     } else {
@@ -75,7 +101,7 @@ static void on_drain_deadline(evutil_socket_t fd, short what, void *arg) {
 }
 
 void server_check_drained(server *s) {
-    if (server_phase_now(s) != PHASE_DRAINING || s->n_gens) return;
+    if (server_phase_now(s) != PHASE_DRAINING || s->n_gens || s->n_running) return;
     for (conn *c = s->conns; c; c = c->next)
         if (c->state == CONN_BUSY || http_unsent(c)) return;
     atomic_store_explicit(&s->phase, PHASE_DRAINED, memory_order_release);
@@ -104,7 +130,10 @@ static void begin_drain(server *s, uint64_t timeout_us) {
 static void on_wake(evutil_socket_t fd, short what, void *arg) {
     server *s = arg;
     uint64_t n;
-    gen *ready, *planned;
+    waker *ready;
+    gen *planned;
+    runner *resumed;
+    log_job *logged;
     bool stop, drain;
     uint64_t timeout;
     (void)what;
@@ -115,6 +144,12 @@ static void on_wake(evutil_socket_t fd, short what, void *arg) {
     planned = s->planned_head;
     s->planned_head = s->planned_tail = NULL;
     stop = s->want_stop;
+    if (!stop) {
+        resumed = s->resumed;
+        s->resumed = NULL;
+        logged = s->logged;
+        s->logged = NULL;
+    }
     drain = s->want_drain;
     timeout = s->drain_timeout_us;
     s->want_drain = false;
@@ -132,6 +167,11 @@ static void on_wake(evutil_socket_t fd, short what, void *arg) {
         pthread_mutex_unlock(&s->mu);
         return;
     }
+    while (resumed) {
+        runner *next = resumed->next;
+        runner_adopt(resumed);
+        resumed = next;
+    }
     if (drain) begin_drain(s, timeout);
     while (planned) {
         gen *next = planned->planned_next;
@@ -139,14 +179,16 @@ static void on_wake(evutil_socket_t fd, short what, void *arg) {
         planned = next;
     }
     while (ready) {
-        gen *g = ready;
-        /* Clearing `ready` allows the next notify to link it again, so take what is behind it first. */
+        waker *w = ready;
+        /* Clearing `on` allows the next notify to link it again, so take what is behind it first. */
         pthread_mutex_lock(&s->mu);
-        ready = g->ready_next;
-        g->ready = false;
+        ready = w->next;
+        w->on = false;
         pthread_mutex_unlock(&s->mu);
-        gen_drain(g);
+        w->wake(w);
     }
+    durable_answered(s, logged);
+    runner_reap(s);
 }
 
 static void on_reap(evutil_socket_t fd, short what, void *arg) {
@@ -252,6 +294,7 @@ hd_status server_open(server **out, engine *e, model *m, const server_options *o
     pthread_mutex_init(&s->mu, NULL);
     buf_init(&s->scratch, (size_t)64 << 20);
     if (opt) s->opt = *opt;
+    buf_init(&s->record, JOURNAL_FINISH_BYTES);
     defaults(&s->opt);
     s->created = hd_wall_seconds();
     s->share_salt = server_random_u64();
@@ -264,6 +307,7 @@ hd_status server_open(server **out, engine *e, model *m, const server_options *o
     if ((st = copy_strings(&s->keys, s->opt.api_keys, s->opt.n_api_keys, err)) ||
         (st = copy_strings(&s->aliases, s->opt.aliases, s->opt.n_aliases, err)))
         goto fail;
+    if ((st = durable_open(&s->dur, s, err))) goto fail;
     st = HD_IO;
     if (!(cfg = event_config_new()) || event_config_set_flag(cfg, EVENT_BASE_FLAG_NOLOCK) ||
         !(s->base = event_base_new_with_config(cfg)) || (s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 ||
@@ -275,7 +319,7 @@ hd_status server_open(server **out, engine *e, model *m, const server_options *o
         goto fail;
     }
     if ((st = bind_port(s, err)) || (st = planner_new(&s->planner, s, s->opt.n_planners, s->opt.max_planning, err))) goto fail;
-    if (e) server_attach(s, e, m);
+    if (e && (st = server_attach(s, e, m, err))) goto fail;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     s->loop_started = !pthread_create(&s->loop_thread, NULL, loop, s);
@@ -293,7 +337,8 @@ fail:
     return st;
 }
 
-void server_attach(server *s, engine *e, model *m) {
+hd_status server_attach(server *s, engine *e, model *m, hd_err *err) {
+    hd_status st;
     engine_view v = {0};
     const model_info *i = model_get(m);
     char text[512];
@@ -307,7 +352,9 @@ void server_attach(server *s, engine *e, model *m) {
     snprintf(text, sizeof text, "%s|%s|%llu|%llu|%u|%s|%d", i->name, i->arch, (unsigned long long)i->n_params,
              (unsigned long long)i->weight_bytes, i->n_vocab, i->isa, NUMERICS_VERSION);
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%016llx", (unsigned long long)XXH3_64bits(text, strlen(text)));
+    if (s->dur && (st = durable_resume(s->dur, err))) return st;
     atomic_store_explicit(&s->phase, PHASE_SERVING, memory_order_release);
+    return HD_OK;
 }
 
 uint16_t server_port(const server *s) { return s->port; }
@@ -338,6 +385,13 @@ void server_close(server *s) {
     for (gen *g = s->gens; g; g = g->next)
         if (g->conn) g->conn->gen = NULL;
     if (s->base) gen_free_all(s);
+    runner_free_all(s);
+    durable_close(s->dur);
+    while (s->logged) {
+        log_job *j = s->logged;
+        s->logged = j->next;
+        log_job_free(j);
+    }
     while (s->conns) http_close(s->conns);
     http_reap(s);
     if (s->listener) evconnlistener_free(s->listener);
@@ -352,6 +406,7 @@ void server_close(server *s) {
     free_strings(s->aliases, s->opt.n_aliases);
     metrics_free(s->met);
     buf_deinit(&s->scratch);
+    buf_deinit(&s->record);
     hd_free(s->recent);
     hd_free(s->host);
     hd_free(s->cors_origin);

@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "exec/engine.h"
 #include "model/model.h"
+#include "state/journal.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,12 +39,17 @@ typedef struct {
     const char *const *aliases;  /* further names of the model; "*" accepts any */
     size_t n_aliases;
     trace *trace;                /* arrival, parsing and tokenising of requests; borrowed; NULL: nothing is written */
+    const char *state_dir;       /* the request log lies there; NULL: nothing is durable */
+    journal_config log;          /* its limits; callbacks are the server's */
     const char *cors_origin;     /* "*": any page may call; otherwise the one origin that may */
 } server_options;
 
-/* e and m both or neither.  HD_IO: the address cannot be bound. */
+/* e and m both or neither.  HD_IO: the address cannot be bound; the request log cannot be opened, or another process has
+ * it.  HD_UNSUPPORTED: the log is a newer version's. */
 hd_status server_open(server **out, engine *e, model *m, const server_options *opt, hd_err *err);
-void server_attach(server *s, engine *e, model *m); /* once, after an open without them */
+/* Once, after an open without them.  Unfinished requests of the log are submitted before a new one can be.  An error: they
+ * could not be; close the server. */
+hd_status server_attach(server *s, engine *e, model *m, hd_err *err);
 uint16_t server_port(const server *s);
 const char *server_model_id(const server *s); /* after attach */
 

@@ -17,6 +17,17 @@ typedef struct conn conn;
 typedef struct gen gen;
 typedef struct planner planner;
 typedef struct metrics metrics;
+typedef struct durable durable; /* durable.h */
+typedef struct runner runner;   /* runner.h */
+typedef struct log_job log_job; /* durable.h */
+
+/* Something that the loop must look at: linked once under the server's mu, told in the loop. */
+typedef struct waker {
+    server *srv;
+    void (*wake)(struct waker *w); /* loop */
+    struct waker *next;
+    bool on;                       /* in the list */
+} waker;
 
 /* LOADING: no engine yet.  SERVING.  DRAINING: no new generations.  DRAINED: and nothing is left. */
 typedef enum { PHASE_LOADING, PHASE_SERVING, PHASE_DRAINING, PHASE_DRAINED } server_phase;
@@ -42,14 +53,16 @@ struct server {
     model *mdl;
     const model_info *info;
     uint32_t ctx, max_rows, max_queued;
+    durable *dur;     /* the request log; NULL: nothing is durable */
     char fingerprint[24];
     atomic_int phase; /* server_phase */
 
     /* Guards the posted lists and wishes below; never held while calling out.  The executor's notify takes it with the
      * session's own mutex held, so nothing may touch a session while holding it. */
     pthread_mutex_t mu;
-    gen *ready_head, *ready_tail; /* sessions have events */
+    waker *ready_head, *ready_tail; /* sessions have events */
     gen *planned_head, *planned_tail; /* planners are done with them */
+    log_job *logged;                  /* what the log's thread is done with */
     bool want_stop, want_drain;
     uint64_t drain_timeout_us;
 
@@ -68,6 +81,12 @@ struct server {
     char (*recent)[64];         /* ring of finished ids */
     size_t n_recent;
     hd_buf scratch;             /* one turn's output of one connection */
+    hd_buf record;              /* an end on its way into the log */
+    runner *runners;            /* durable generations, running or just ended, oldest first */
+    runner *runners_last;
+    runner *resumed; /* srv->mu: from the log at the start, for the loop to adopt */
+    runner *dead_runners;       /* to be freed when no list names them */
+    uint32_t n_runners, n_running; /* in the list; of them not over */
 };
 
 static inline server_phase server_phase_now(const server *s) {
@@ -75,11 +94,14 @@ static inline server_phase server_phase_now(const server *s) {
 }
 /* Wake the loop to look at its lists.  Any thread. */
 void server_wake(server *s);
+/* Have the loop call w->wake.  Any thread; ctx is a waker, so that it serves as a session_notify. */
+void server_notify(void *w);
 /* Loop: something ended; if a drain is on, see whether all is over. */
 void server_check_drained(server *s);
 /* Loop: the last generation has left; if it stays so for a moment, free memory goes back to the system. */
 void server_rest(server *s);
 uint64_t server_now_us(void);
+int64_t server_wall_us(void); /* Unix time in microseconds */
 /* n characters of an unguessable id from [0-9a-zA-Z], NUL-terminated. */
 void server_random_id(char *out, size_t n);
 uint64_t server_random_u64(void);

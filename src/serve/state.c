@@ -3,7 +3,9 @@
 
 #include "base/jsonw.h"
 #include "base/mem.h"
+#include "serve/durable.h"
 #include "serve/request.h"
+#include "serve/runner.h"
 
 #include <string.h>
 
@@ -25,6 +27,28 @@ static void write_store(jsonw *w, const store_counts *c) {
     for (size_t i = 0; i < sizeof n / sizeof *n; i++) jsonw_key(w, n[i].key), jsonw_uint(w, n[i].v);
     jsonw_key(w, "writing"), jsonw_bool(w, c->writing);
     jsonw_key(w, "last_error"), jsonw_str(w, c->last_error);
+    jsonw_obj_end(w);
+}
+
+static bool is_durable(const server *s, const char *id) {
+    size_t n = strcspn(id, "#");
+    for (const runner *r = s->runners; r; r = r->next)
+        if (!r->lost && !strncmp(r->id, id, n) && !r->id[n]) return true;
+    return false;
+}
+
+static void write_log(const server *s, jsonw *w) {
+    journal_stat t;
+    uint32_t viewers = 0;
+    journal_stats(durable_log(s->dur), &t);
+    for (const runner *r = s->runners; r; r = r->next) viewers += r->n_viewers;
+    jsonw_key(w, "durable"), jsonw_obj(w);
+    jsonw_key(w, "running"), jsonw_uint(w, t.running);
+    jsonw_key(w, "stored"), jsonw_uint(w, t.requests);
+    jsonw_key(w, "bytes"), jsonw_uint(w, t.bytes);
+    jsonw_key(w, "lost"), jsonw_uint(w, t.lost_queue + t.lost_write + t.lost_space);
+    jsonw_key(w, "viewers"), jsonw_uint(w, viewers);
+    jsonw_key(w, "queue_bytes"), jsonw_uint(w, t.queue_bytes);
     jsonw_obj_end(w);
 }
 
@@ -58,6 +82,7 @@ bool state_write(server *s, hd_buf *out) {
         jsonw_key(&w, "generated_tokens"), jsonw_uint(&w, r->generated_tokens);
         jsonw_key(&w, "pages"), jsonw_uint(&w, r->pages);
         jsonw_key(&w, "preemptions"), jsonw_uint(&w, r->preemptions);
+        if (is_durable(s, r->id)) jsonw_key(&w, "durable"), jsonw_bool(&w, true);
         jsonw_obj_end(&w);
     }
     jsonw_arr_end(&w);
@@ -73,6 +98,7 @@ bool state_write(server *s, hd_buf *out) {
         jsonw_key(&w, "reason"), jsonw_str(&w, r->wait_reason ? r->wait_reason : "order");
         jsonw_key(&w, "waited_ms"), jsonw_uint(&w, r->waited_ms);
         jsonw_key(&w, "expected_wait_ms"), jsonw_uint(&w, r->expected_wait_ms);
+        if (is_durable(s, r->id)) jsonw_key(&w, "durable"), jsonw_bool(&w, true);
         jsonw_obj_end(&w);
     }
     jsonw_arr_end(&w);
@@ -85,6 +111,7 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "page_tokens"), jsonw_uint(&w, v.page_tokens);
     jsonw_obj_end(&w);
     if (v.has_store) write_store(&w, &v.store);
+    if (s->dur) write_log(s, &w);
     jsonw_key(&w, "step"), jsonw_obj(&w);
     jsonw_key(&w, "count"), jsonw_uint(&w, v.steps);
     jsonw_key(&w, "tokens_last"), jsonw_uint(&w, v.step_tokens_last);

@@ -1,0 +1,15 @@
+/* stored.h - what can be asked about a stored response by its id: GET, DELETE, and whether there is one. */
+#ifndef HD_SERVE_STORED_H
+#define HD_SERVE_STORED_H
+
+#include "serve/gen.h"
+#include "serve/httpreq.h"
+
+/* Loop: ?stream=true and starting_after=N of a GET. */
+bool stored_query(gen *g, const httpreq *r, serve_error *e);
+/* Planner thread: g->kind says what.  Afterwards g->error or g->reply is set, or view.how is VIEW_STORED. */
+void stored_plan(gen *g);
+/* Loop: answer that it is queued or in progress, and end. */
+void stored_status(gen *g);
+
+#endif
