@@ -4,6 +4,7 @@
  * threads, rows, page size, KV budget (small ones preempt), priorities, shares, and a thread that makes trouble meanwhile:
  * exclusive jobs that preempt every row at random points, neighbours that come, stall, are cancelled and go.  Alone they
  * compute everything; together they take up what others computed, in the second half of the rounds from a warm cache.
+ * A third goes on after tokens it said before, from a random one on.
  * Ids, logprobs, text and ends must be equal.  Models: small random ones in the formats of real files, with every scheme
  * of keys and values, and the demo model where $HEDDLE_TEST_MODEL names it. */
 #include "base/mem.h"
@@ -179,7 +180,7 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
     workload *w = hd_calloc(1, sizeof *w);
     run_result alone[N_REQS], mixed[N_REQS];
     setting base = {1, 0, {.kv_type = full, .kv_type_sliding = sliding, .max_rows = 1, .ctx = CTX, .kv_budget_bytes = 256u << 20, .no_cache = true}};
-    uint64_t seed = 99, cached = 0, evicted = 0;
+    uint64_t seed = 99, cached = 0, evicted = 0, resumed = 0;
     uint32_t preemptions = 0, jobs = 0;
     model *m;
     engine *e = open_with(path, &base, &m);
@@ -192,7 +193,7 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
     model_close(m);
     for (int round = 0; round < rounds; round++) {
         setting s = random_setting(&seed);
-        size_t order[N_REQS];
+        size_t order[N_REQS], said[N_REQS];
         gen_request reqs[N_REQS];
         static const char *const keys[] = {"", "a", "b"};
         trouble tr = {.w = w, .seed = seed + (uint64_t)round};
@@ -213,6 +214,10 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
             reqs[i].share = keys[rng_below(&seed, 3)];
             reqs[i].cache_space = i % 8 == 3 ? "other" : NULL;
             reqs[i].no_cache = rng_below(&seed, 12) == 0;
+            said[i] = reqs[i].prompt_logprobs || rng_below(&seed, 3) ? 0 : rng_below(&seed, (uint32_t)alone[i].n_ids + 1);
+            reqs[i].said = alone[i].ids;
+            reqs[i].n_said = said[i];
+            resumed += said[i];
         }
         if (round % 2) { /* warm */
             run_all(e, reqs, N_REQS, order, mixed);
@@ -228,7 +233,7 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
         preemptions += (uint32_t)view.preemptions_total;
         evicted += view.pages_evicted;
         for (size_t i = 0; i < N_REQS; i++) {
-            const char *what = run_result_differs(&alone[i], &mixed[i]);
+            const char *what = run_result_rest_differs(&alone[i], said[i], &mixed[i]);
             if (what)
                 fail_msg("%s %s,%s round %d request %zu: %s differ (threads %u, step %u, rows %u, page %u, budget %llu): alone %zu ids, "
                          "%s; now %zu ids, %s %s %s", name, kv_scheme_name(full), kv_scheme_name(sliding), round, i, what,
@@ -243,9 +248,9 @@ static void check_model(const char *name, const char *path, kv_scheme full, kv_s
         model_close(m);
     }
     print_message("%s with %s and %s: %d requests equal in %d interleavings; on the way %u preemptions, %u exclusive jobs, %llu "
-                  "tokens from the cache, %llu pages evicted\n", name, kv_scheme_name(full), kv_scheme_name(sliding), N_REQS, rounds,
-                  preemptions, jobs, (unsigned long long)cached, (unsigned long long)evicted);
-    assert_true(preemptions > 0 && jobs > 0 && cached > 0 && evicted > 0);
+                  "tokens from the cache, %llu pages evicted, %llu tokens said before\n", name, kv_scheme_name(full), kv_scheme_name(sliding), N_REQS, rounds,
+                  preemptions, jobs, (unsigned long long)cached, (unsigned long long)evicted, (unsigned long long)resumed);
+    assert_true(preemptions > 0 && jobs > 0 && cached > 0 && evicted > 0 && resumed > 0);
     for (size_t i = 0; i < N_REQS; i++) run_result_deinit(&alone[i]);
     hd_free(w);
 }

@@ -43,6 +43,19 @@ void run_result_add(run_result *r, const gen_event *ev) {
     r->err = ev->err;
 }
 
+const char *run_result_rest_differs(const run_result *a, size_t said, const run_result *b) {
+    run_result rest = *a;
+    size_t scores = a->n_ids ? a->n_logprobs / a->n_ids * said : 0; /* as many for each token */
+    rest.ids += said;
+    rest.n_ids -= said;
+    rest.logprobs += scores;
+    rest.n_logprobs -= scores;
+    if (b->n_text > a->n_text) return "text"; /* where exactly it was cut: test_exec_resume.c */
+    rest.text += a->n_text - b->n_text;
+    rest.n_text = b->n_text;
+    return run_result_differs(&rest, b);
+}
+
 const char *run_result_differs(const run_result *a, const run_result *b) {
     if (a->n_ids != b->n_ids || (a->n_ids && memcmp(a->ids, b->ids, a->n_ids * sizeof *a->ids))) return "ids";
     if (a->n_logprobs != b->n_logprobs || (a->n_logprobs && memcmp(a->logprobs, b->logprobs, a->n_logprobs * sizeof *a->logprobs)))

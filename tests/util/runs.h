@@ -24,6 +24,8 @@ void run_result_deinit(run_result *r);
 void run_result_add(run_result *r, const gen_event *ev);
 /* NULL, or what differs first. */
 const char *run_result_differs(const run_result *a, const run_result *b);
+/* b went on after the first `said` ids of a: it must be the rest of it. */
+const char *run_result_rest_differs(const run_result *a, size_t said, const run_result *b);
 
 /* Submit all at once (in the order given by `order`, or as they are) and read them all to their ends. */
 void run_all(engine *e, const gen_request *reqs, size_t n, const size_t *order, run_result *out);
