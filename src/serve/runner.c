@@ -29,7 +29,10 @@ runner *runner_new(server *s, const dialect *d, const char *id, uint32_t n_choic
     }
     r->end_job->r = r;
     r->n_choices = n_choices;
-    for (uint32_t i = 0; i < n_choices; i++) buf_init(&r->ch[i].tail, SIZE_MAX); /* bounded by trim_tail and tail_full */
+    for (uint32_t i = 0; i < n_choices; i++) {
+        buf_init(&r->ch[i].tail, SIZE_MAX); /* bounded by trim_tail and tail_full */
+        buf_init(&r->ch[i].let_go, JOURNAL_EVENT_BYTES);
+    }
     return r;
 }
 
@@ -46,6 +49,7 @@ void runner_free(runner *r) {
     for (uint32_t i = 0; i < r->n_choices; i++) {
         hd_free(r->ch[i].known);
         buf_deinit(&r->ch[i].tail);
+        buf_deinit(&r->ch[i].let_go);
     }
     hd_free(r->ch);
     log_job_free(r->end_job);
@@ -143,6 +147,32 @@ static void publish(runner *r, uint32_t i, const journal_event *e) {
     trim_tail(r, i);
 }
 
+/* The next event of choice i: what an earlier life had of it is compared, the rest is published. */
+static void add(runner *r, uint32_t i, const journal_event *e) {
+    runner_choice *ch = &r->ch[i];
+    if (ch->n_taken++ >= ch->n_logged) {
+        publish(r, i, e);
+    } else if (event_mark(e) != ch->known[ch->n_taken - 1]) {
+        hd_log(HD_LOG_ERROR, "serve: request %s: event %llu of choice %u is not what it was before the restart", r->id,
+               (unsigned long long)(ch->n_taken - 1), i);
+        break_off(r, 410, "identity_changed", "computed again, the request gives other tokens than before; it is not continued");
+    }
+}
+
+/* Half a character or the beginning of a stop string is released when a choice ends, cancelled ones included.  Of those it is
+ * no event: the log must hold only what the generation would have given anyway, as a request that a shutdown cuts goes on
+ * in the next life, and a cancel may be forgotten by a crash. */
+static void add_let_go(runner *r, uint32_t i) {
+    hd_buf *b = &r->ch[i].let_go;
+    journal_event e;
+    size_t n;
+    for (size_t at = 0; at < b->len && !r->error.status; at += n) {
+        n = event_unpack(b->data + at, b->len - at, &e);
+        add(r, i, &e);
+    }
+    buf_clear(b);
+}
+
 static void take(runner *r, uint32_t i, const gen_event *ev) {
     runner_choice *ch = &r->ch[i];
     uint8_t extra[EVENT_EXTRA_MAX];
@@ -153,6 +183,7 @@ static void take(runner *r, uint32_t i, const gen_event *ev) {
         ch->finish = ev->finish;
         ch->stats = ev->stats;
         metrics_generation(r->srv->met, ev->finish, &ev->stats);
+        if (ev->finish != FINISH_CANCELLED) add_let_go(r, i);
         if (ev->finish == FINISH_CANCELLED) {
             if (ev->reason == CANCEL_SHUTDOWN || ev->reason == CANCEL_ENGINE_CLOSED) r->left = true;
             gen_cancel_error(&r->error, ev->reason);
@@ -166,13 +197,8 @@ static void take(runner *r, uint32_t i, const gen_event *ev) {
     }
     if (r->error.status) return; /* it ends anyway */
     event_write(ev, r->logprobs, extra, &e);
-    if (ch->n_taken++ >= ch->n_logged) {
-        publish(r, i, &e);
-    } else if (event_mark(&e) != ch->known[ch->n_taken - 1]) {
-        hd_log(HD_LOG_ERROR, "serve: request %s: event %llu of choice %u is not what it was before the restart", r->id,
-               (unsigned long long)(ch->n_taken - 1), i);
-        break_off(r, 410, "identity_changed", "computed again, the request gives other tokens than before; it is not continued");
-    }
+    if (ev->kind != EV_TEXT) add(r, i, &e);
+    else if (!event_pack(&ch->let_go, &e)) break_off(r, 500, "internal_error", "no memory for the events of a durable request");
 }
 
 static void runner_end(runner *r) {

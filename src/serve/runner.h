@@ -25,6 +25,7 @@ typedef struct {
     uint32_t *known;    /* [n_logged] what they were: event_mark */
     hd_buf tail;        /* events [tail_first, n_events) */
     uint64_t tail_first, tail_base; /* index of the first; bytes dropped before it */
+    hd_buf let_go;                  /* text released at the end, until it is known how it ended */
     bool done;
     finish_reason finish;
     gen_stats stats;
