@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""The official OpenAI client against a running heddle: streaming and not, logprobs, n, errors.
+"""The official OpenAI client against a running heddle: streaming and not, logprobs, n, errors; of a server with a state
+directory also durable requests: idempotency keys, stored completions, streams taken up again.
 
-    pip install openai; heddle serve MODEL --port 8080 &
+    pip install openai; heddle serve MODEL --port 8080 [--state-dir DIR] &
     tests/clients/openai_sdk.py http://127.0.0.1:8080/v1 [MODEL_ID]
 
 Exits 0 if every check held, 77 if the client library is not installed.
 """
 import sys
+import time
+import uuid
 
 try:
     import openai
@@ -95,4 +98,64 @@ packed = client.embeddings.create(model=model, input=["one", "two"]).data  # the
 same_numbers = [len(a.embedding) > 0 and len(a.embedding) == len(b.embedding)
                 and max(abs(x - y) for x, y in zip(a.embedding, b.embedding)) < 1e-7 for a, b in zip(plain, packed)]
 check("embeddings", [d.index for d in packed] == [0, 1] and same_numbers == [True, True])
+
+
+def durable():
+    """Answers that outlive their connection.  No seed is given: that the text repeats shows that it is the same answer."""
+    chats = client.chat.completions
+    ask = {"model": model, "messages": messages, "max_tokens": 30, "temperature": 1}
+    key = {"Idempotency-Key": f"key-{uuid.uuid4()}"}
+
+    def joined(chunks):
+        chunks = list(chunks)
+        return {c.id for c in chunks}, [c.choices[0].delta.content or "" for c in chunks if c.choices]
+
+    first = chats.create(**ask, extra_headers=key)
+    again = chats.create(**ask, extra_headers=key)
+    check("a key repeats the answer", first.to_dict() == again.to_dict(), (first, again))
+    ids, parts = joined(chats.create(**ask, stream=True, extra_headers=key))
+    check("a key replays the answer as a stream", ids == {first.id} and "".join(parts) == first.choices[0].message.content, parts)
+    _, rest = joined(chats.create(**ask, stream=True, extra_headers={**key, "Last-Event-ID": "3"}))
+    check("Last-Event-ID goes on behind it", rest == parts[4:], (rest, parts))
+    other = chats.create(**ask, extra_headers={"Idempotency-Key": f"key-{uuid.uuid4()}"})
+    check("another key, another answer", other.id != first.id)
+    fails("another body under a key is 409", openai.ConflictError, max_tokens=31, extra_headers=key)
+
+    key = {"Idempotency-Key": f"key-{uuid.uuid4()}"}
+    with chats.create(**ask, stream=True, extra_headers=key) as s:
+        begun = [next(iter(s)) for _ in range(3)]
+    ids, parts = joined(chats.create(**ask, stream=True, extra_headers=key))
+    ids2, rest = joined(chats.create(**ask, stream=True, extra_headers={**key, "Last-Event-ID": "2"}))
+    check("a stream that was left goes on", ids == ids2 == {begun[0].id} and rest == parts[3:], (begun, parts, rest))
+    check("what was seen of it stays", [c.choices[0].delta.content or "" for c in begun] == parts[:3], (begun, parts))
+
+    stored = chats.create(**ask, store=True)
+    check("retrieve", chats.retrieve(stored.id).to_dict() == stored.to_dict())
+    gone = chats.delete(stored.id)
+    check("delete", gone.deleted is True and gone.id == stored.id and gone.object == "chat.completion.deleted")
+    try:
+        chats.retrieve(stored.id)
+        check("a deleted one is 404", False, "no error")
+    except openai.NotFoundError:
+        check("a deleted one is 404", True)
+
+    begun = chats.create(**ask, extra_body={"background": True})
+    status, end = begun.to_dict().get("status"), time.monotonic() + 60
+    check("background answers at once", status in ("queued", "in_progress"), begun)
+    while time.monotonic() < end and status in ("queued", "in_progress"):
+        time.sleep(0.1)
+        late = chats.retrieve(begun.id)
+        status = late.to_dict().get("status")
+    check("background ends", late.id == begun.id and late.choices[0].finish_reason in ("stop", "length"), late)
+
+    key = {"Idempotency-Key": f"key-{uuid.uuid4()}"}
+    text = client.completions.create(model=model, prompt="Once", max_tokens=9, extra_headers=key)
+    same_text = client.completions.create(model=model, prompt="Once", max_tokens=9, extra_headers=key)
+    check("completions: a key repeats the answer", text.to_dict() == same_text.to_dict())
+
+
+if "durable" in client.get("/heddle/state", cast_to=object):
+    durable()
+else:
+    print("skipped: durable requests; the server has no --state-dir")
 sys.exit(1 if failures else 0)

@@ -390,15 +390,17 @@ def main():
     p.add_argument("--plant", choices=sorted(plants.ALL))
     a = p.parse_args()
     print(f"crash test, seed {a.seed}" + (f", planted: {a.plant}" if a.plant else ""), flush=True)
-    total = collections.Counter()
+    total, put_in = collections.Counter(), False
     for i, r in enumerate(a.run):
         cycles, _, model = r.partition("=")
         print(f"{model}:", flush=True)
-        total += World(a, i, int(cycles), model).run()
+        world = World(a, i, int(cycles), model)
+        total += world.run()
+        put_in |= bool(world.plant and world.plant.over)
     print(f"crash: {total['cycles']} cycles, {total['requests']} requests, {total['killed']} killed while running, "
           f"{total['events']} events compared, {total['failures']} failures", flush=True)
     if a.plant:
-        print(f"planted {a.plant}: " + ("found" if total["failures"] else "NOT FOUND"))
+        print(f"planted {a.plant}: " + ("found" if total["failures"] else "NOT FOUND" if put_in else "never put in"))
     sys.exit(not total["failures"] if a.plant else total["failures"] > 0)
 
 

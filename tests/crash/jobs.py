@@ -38,7 +38,6 @@ class Job:
         self.accepted = False # the head of a reply was seen
         self.was_running = False  # a kill came between the first byte and the end
         self.cancelled = False
-        self.tail = None      # of a cancelled one: the event from which on it may differ
         self.checked = 0      # events that were compared
         self.reference = spec.reference and (spec.reference if self.usage else spec.reference.without_usage())
 
@@ -69,12 +68,7 @@ class Job:
             self._is(who)
             ref = self.reference
             want = ref.events[number] if ref and self.spec.n == 1 and number < len(ref.events) else None
-            if self.cancelled and (text != want or self.tail is not None and number >= self.tail):
-                # A cancel lets go of text that was held back, so the last event may be another; and a crash soon after
-                # the cancel may leave the request running.
-                self.tail = number
-                self.seen[number:] = [text]
-            elif number < len(self.seen):
+            if number < len(self.seen):
                 if text != self.seen[number]:
                     raise Fault(f"event {number} has changed: was {self.seen[number][:300]} is {text[:300]}")
             elif number > len(self.seen):

@@ -3,7 +3,7 @@
 event-dropped, event-changed, event-twice   in what a client reads: as if the server had sent it so
 accept-lost                                 a running request is taken out of the log between two lives: a commit that was
                                             confirmed and is not there
-event-lost, text-changed                    the last event of a request that ended is taken out of the log, or changed
+event-lost, text-changed                    the last text of a request that ended is taken out of the log, or changed
 finish-changed                              another finish record: the end of a finished request is not what it was
 A lost end of a running request's events is not among them: it is what a crash may do, and is computed again."""
 import json
@@ -47,9 +47,10 @@ class Plant:
         try:
             named = {j.who[0]: j for j in (unfinished if self.name == "accept-lost" else done)
                      if j.who and j.keyed and not j.cancelled and not (self.name == "accept-lost" and j.end)}
-            for ord_, id_ in db.execute("SELECT r.ord, r.id FROM request r JOIN outcome o ON o.ord = r.ord WHERE o.state "
-                                        + ("= 0" if self.name == "accept-lost" else "= 1")).fetchall():
-                if id_ not in named or not db.execute("SELECT 1 FROM event WHERE ord = ?", (ord_,)).fetchone():
+            state = 0 if self.name == "accept-lost" else 1
+            for ord_, id_ in db.execute("SELECT r.ord, CAST(r.id AS TEXT) FROM request r JOIN outcome o ON o.ord = r.ord "
+                                        "WHERE o.state = ?", (state,)).fetchall():
+                if id_ not in named:
                     continue
                 if self.name == "accept-lost":
                     for table in ("event", "outcome", "request"):
@@ -58,10 +59,12 @@ class Plant:
                     db.execute("UPDATE outcome SET finish = substr(finish, 1, length(finish) - 1) || x'7f' WHERE ord = ?",
                                (ord_,))
                 else:
-                    last = db.execute("SELECT choice, idx FROM event WHERE ord = ? ORDER BY choice DESC, idx DESC",
-                                      (ord_,)).fetchone()
-                    what = ("DELETE FROM event" if self.name == "event-lost" else "UPDATE event SET text = 'altered'")
-                    db.execute(what + " WHERE ord = ? AND choice = ? AND idx = ?", (ord_, *last))
+                    at = db.execute("SELECT choice, idx FROM event WHERE ord = ? AND length(text) > 0 "
+                                    "ORDER BY choice DESC, idx DESC", (ord_,)).fetchone()
+                    if not at:
+                        continue
+                    what = "DELETE FROM event" if self.name == "event-lost" else "UPDATE event SET text = x'7e'"
+                    db.execute(what + " WHERE ord = ? AND choice = ? AND idx = ?", (ord_, *at))
                 db.commit()
                 self.over = True
                 return
