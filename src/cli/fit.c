@@ -2,12 +2,14 @@
  *
  * The model is opened for its sizes: header and vocabulary are read, weights are not.  The numbers are those that loading,
  * planning and admission use themselves (model_options.sizes_only, exec/plan.h); only "program", what this process holds by
- * now and what its threads will, is an estimate.  Connections of a server come on top. */
+ * now and what its threads will, is an estimate.  What a server takes on top, at most and only while clients use it, is
+ * told apart (serve/bounds.h) and is no part of the verdict. */
 #include "cli/common.h"
 
 #include "base/mem.h"
 #include "base/topology.h"
 #include "exec/plan.h"
+#include "serve/bounds.h"
 
 #include <string.h>
 
@@ -30,7 +32,9 @@ typedef struct {
 typedef struct {
     const model *m;
     const model_info *in;
-    uint64_t limit, program;
+    uint64_t limit, program, store;    /* store: the tier on disk, where there is one */
+    server_options serve;
+    server_needs serving;
     bool asked, own_budget, own_limit; /* --ctx or --rows; --kv-budget; --memory */
     uint32_t want_ctx, rows, usual_rows;
     sized s;
@@ -65,7 +69,7 @@ static hd_status size_up(const fit *f, const engine_options *want, sized *s, hd_
     s->ctx = engine_plan_bound(&plan, &bounded, NULL) ? 0 : bounded.ctx;
     s->workspace = model_workspace_bytes(f->m, &plan.lim);
     s->tables = engine_plan_tables_bytes(&plan, &bounded, f->in->n_vocab);
-    s->fixed = f->in->weight_bytes + f->in->vector_bytes + s->workspace + s->tables + f->program;
+    s->fixed = f->in->weight_bytes + f->in->vector_bytes + s->workspace + s->tables + f->store + f->program;
     return HD_OK;
 }
 
@@ -134,6 +138,7 @@ static hd_status work_out(fit *f, const engine_options *want, hd_err *err) {
     if ((st = size_up(f, want, &f->s, err))) return st;
     dflt.kv_budget_bytes = 0;
     if ((st = size_up(f, &dflt, &s, err))) return st;
+    f->serving = server_plan(&f->serve, f->s.opt.max_rows, f->s.opt.max_queued);
     f->default_budget = s.opt.kv_budget_bytes;
     if (!f->want_ctx) f->want_ctx = f->in->ctx_train;
     f->need = times(engine_plan_row_bytes(&f->s.plan, f->s.opt.ctx), f->rows);
@@ -181,6 +186,7 @@ static void print_memory(const fit *f) {
     snprintf(note, sizeof note, "%u tokens a step, %u rows", s->opt.step_tokens, s->opt.max_rows);
     print_line("workspace", s->workspace, note);
     print_line("tables", s->tables, "lists of pages, prefix tree, rows and their queues");
+    if (f->store) print_line("disk tier", f->store, "its queue, and what it knows of files");
     snprintf(note, sizeof note, "vocabulary, %u threads; about", in->n_threads);
     print_line("program", f->program, note);
     print_line("before KV", s->fixed, "");
@@ -188,6 +194,7 @@ static void print_memory(const fit *f) {
     print_line("left for KV", f->left, "at most");
     print_line("KV budget", s->opt.kv_budget_bytes, f->own_budget ? "--kv-budget" : "default: half of (limit - weights)");
     print_line("in all", s->fixed + s->opt.kv_budget_bytes, "");
+    print_line("a server", f->serving.total, "more at most: bodies, replies, connections, as --max-body, --max-replies, --max-connections allow");
     if (in->mapped_bytes) print_line("mapped", in->mapped_bytes, "token embedding, read from the file; the system may drop it");
 }
 
@@ -313,10 +320,14 @@ static int print_json(const fit *f) {
     } numbers[] = {
         {"parameters", in->n_params}, {"layers", in->n_layers}, {"context_train", in->ctx_train}, {"file_bytes", in->file_bytes},
         {"weight_bytes", in->weight_bytes}, {"vector_bytes", in->vector_bytes}, {"mapped_bytes", in->mapped_bytes},
-        {"workspace_bytes", f->s.workspace}, {"table_bytes", f->s.tables}, {"program_bytes", f->program},
+        {"workspace_bytes", f->s.workspace}, {"table_bytes", f->s.tables}, {"store_bytes", f->store},
+        {"program_bytes", f->program},
         {"fixed_bytes", f->s.fixed}, {"memory_limit_bytes", f->limit}, {"left_bytes", f->left},
         {"kv_budget_default_bytes", f->default_budget}, {"kv_budget_bytes", f->s.opt.kv_budget_bytes},
-        {"total_bytes", f->s.fixed + f->s.opt.kv_budget_bytes}, {"page_tokens", f->s.opt.page_tokens},
+        {"total_bytes", f->s.fixed + f->s.opt.kv_budget_bytes}, {"serving_connection_bytes", f->serving.connections},
+        {"serving_body_bytes", f->serving.bodies}, {"serving_request_bytes", f->serving.requests},
+        {"serving_reply_bytes", f->serving.replies}, {"serving_planner_bytes", f->serving.planners},
+        {"serving_total_bytes", f->serving.total}, {"page_tokens", f->s.opt.page_tokens},
         {"step_tokens", f->s.opt.step_tokens}, {"max_rows", f->s.opt.max_rows}, {"threads", in->n_threads},
         {"context", f->want_ctx}, {"rows", f->rows}, {"needed_kv_bytes", f->need},
     };
@@ -355,7 +366,8 @@ static int print_json(const fit *f) {
 
 int cmd_fit(int argc, char **argv) {
     static const char usage[] = "heddle fit MODEL [--ctx N] [--rows N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--max-rows N] "
-                                "[--page-tokens N] [--threads N] [--isa NAME] [--memory SIZE] [--json]";
+                                "[--page-tokens N] [--threads N] [--isa NAME] [--state-dir D] [--state-cap SIZE] [--max-queued N] "
+                                "[--max-body SIZE] [--max-replies SIZE] [--max-connections N] [--memory SIZE] [--json]";
     model_opts mo = {0};
     model_options model_opt;
     engine_options eo;
@@ -364,9 +376,13 @@ int cmd_fit(int argc, char **argv) {
     size_t n_args;
     model *m = NULL;
     fit f = {0};
+    uint64_t max_body = 0, max_replies = 0;
     hd_err err;
     int rc;
     const opt_def defs[] = {MODEL_OPT_DEFS(mo), {"--rows", OPT_UINT, &f.rows, NULL}, {"--memory", OPT_SIZE, &f.limit, NULL},
+                            {"--max-queued", OPT_UINT, &mo.max_queued, NULL}, {"--max-body", OPT_SIZE, &max_body, NULL},
+                            {"--max-replies", OPT_SIZE, &max_replies, NULL},
+                            {"--max-connections", OPT_UINT, &f.serve.max_connections, NULL},
                             {"--json", OPT_FLAG, &json, NULL}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
     if (!n_args) {
@@ -384,6 +400,9 @@ int cmd_fit(int argc, char **argv) {
         return EXIT_USAGE;
     }
     eo.max_rows = f.rows > f.usual_rows ? f.rows : f.usual_rows;
+    f.serve.max_body_bytes = max_body;
+    f.serve.max_replies_bytes = max_replies;
+    if (mo.state_dir) f.store = store_bytes(&(store_opts){.dir = mo.state_dir, .cap_bytes = mo.state_cap});
     if (!(f.own_limit = f.limit != 0)) f.limit = hd_memory_limit();
     model_opt.sizes_only = true;
     if (model_open(&m, args[0], &model_opt, &err)) return fail_with(&err);

@@ -18,13 +18,13 @@
 
 #define USAGE                                                                                                          \
     "heddle serve MODEL [--host 127.0.0.1] [--port 8080] [--api-key KEY]... [--api-key-file F] [--alias NAME]...\n"    \
-    "       [--max-queued N] [--default-max-tokens N] [--max-body SIZE] [--max-connections N] [--cors-origin ORIGIN]\n" \
-    "       [--comment-interval SECONDS] [--drain-timeout SECONDS] [--stuck-timeout SECONDS] [--trace FILE]\n"  \
+    "       [--max-queued N] [--default-max-tokens N] [--max-body SIZE] [--max-replies SIZE] [--max-connections N]\n"      \
+    "       [--cors-origin ORIGIN] [--comment-interval SECONDS] [--drain-timeout SECONDS] [--stuck-timeout SECONDS] [--trace FILE]\n"  \
     "       [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--max-rows N]\n"                \
     "       [--page-tokens N] [--no-cache] [--state-dir D] [--state-cap SIZE] [--state-key-file F]\n"                            \
     "       [--no-durable] [--retain DURATION] [--log-cap SIZE]"
 
-enum { MAX_KEYS = 256, SPARE_FILES = 128 };
+enum { MAX_KEYS = 256, SPARE_FILES = 128, MIN_REPLIES = 1 << 20 };
 /* A comment within the patience of every proxy; a drain no service manager waits longer for; steps of a day are a hang. */
 #define MIN_TIME_S 0.01f
 #define MAX_TIME_S 3600.0f
@@ -105,7 +105,7 @@ int cmd_serve(int argc, char **argv) {
     const char *keys[MAX_KEYS];
     size_t n_args, n_keys = 0;
     uint32_t port = 8080, max_connections = 0;
-    uint64_t max_body = 0;
+    uint64_t max_body = 0, max_replies = 0;
     float comment_s = 5, drain_s = 30, stuck_s = 120;
     const char *retain = NULL;
     bool no_durable = false;
@@ -124,6 +124,7 @@ int cmd_serve(int argc, char **argv) {
         {"--adapter", OPT_LIST, &adapters, NULL},
         {"--draft", OPT_STR, &draft, NULL},
         {"--max-body", OPT_SIZE, &max_body, NULL},
+        {"--max-replies", OPT_SIZE, &max_replies, NULL},
         {"--max-connections", OPT_UINT, &max_connections, NULL},
         {"--cors-origin", OPT_STR, &cors, NULL},
         {"--comment-interval", OPT_FLOAT, &comment_s, NULL},
@@ -145,6 +146,7 @@ int cmd_serve(int argc, char **argv) {
     buf_init(&key_text, 1 << 20);
     if ((wrong = n_args != 1                                       ? "serve needs one MODEL"
                  : port > 65535                                    ? "--port must be at most 65535"
+                 : max_replies && max_replies < MIN_REPLIES         ? "--max-replies must be at least 1M"
                  : comment_s < MIN_TIME_S || comment_s > MAX_TIME_S ? "--comment-interval must be between 0.01 and 3600 seconds"
                  : drain_s < 0 || drain_s > MAX_TIME_S             ? "--drain-timeout must be between 0 and 3600 seconds"
                  : stuck_s < MIN_TIME_S || stuck_s > MAX_STUCK_S   ? "--stuck-timeout must be between 0.01 and 86400 seconds"
@@ -183,6 +185,7 @@ int cmd_serve(int argc, char **argv) {
     so.port = (uint16_t)port;
     so.max_connections = max_connections;
     so.max_body_bytes = max_body;
+    so.max_replies_bytes = max_replies;
     so.max_planning = mo.max_queued > 256 ? mo.max_queued : 0;
     so.comment_us = (uint64_t)((double)comment_s * 1e6);
     so.api_keys = keys;

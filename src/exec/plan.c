@@ -115,5 +115,7 @@ uint64_t engine_plan_tables_bytes(const engine_plan *p, const engine_options *o,
     rows = engine_plan_rows(p, o->kv_budget_bytes, o->ctx) + 1;
     if (rows > o->max_rows) rows = o->max_rows;
     bytes += rows * (o->ctx * sizeof(int32_t) * 2 + row_pages * sizeof(void *) * (p->n_groups + 1));
+    /* Who waits, and who runs, has its prompt in the session too. */
+    bytes += (o->max_queued + (uint64_t)o->max_rows) * (o->ctx * sizeof(int32_t) + session_waiting_bytes());
     return bytes + o->max_rows * session_bytes();
 }

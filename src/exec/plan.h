@@ -29,7 +29,7 @@ uint32_t engine_plan_longest(const engine_plan *p, uint64_t budget_bytes, uint32
 uint64_t engine_plan_rows(const engine_plan *p, uint64_t budget_bytes, uint32_t n_tokens);
 
 /* Bytes of what the engine keeps beside pages and workspace, at most: lists of pages, the prefix tree with every page in
- * it, opt->max_rows rows of opt->ctx tokens with their queues, the sampler. */
+ * it, opt->max_rows rows of opt->ctx tokens with their queues, opt->max_queued prompts that wait, the sampler. */
 uint64_t engine_plan_tables_bytes(const engine_plan *p, const engine_options *opt, uint32_t n_vocab);
 
 #endif

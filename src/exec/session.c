@@ -105,6 +105,8 @@ size_t session_bytes(void) {
     return sizeof(session) + SESSION_MAX_TOKENS * sizeof(session_record) + 2 * (size_t)SESSION_MAX_TEXT;
 }
 
+size_t session_waiting_bytes(void) { return sizeof(session) + sizeof(sampling_params); }
+
 hd_status session_new(session **out, engine *e, const gen_request *req, const gen_method *m, size_t n_vocab,
                       session_notify notify, void *ctx, hd_err *err) {
     session *s = hd_calloc(1, sizeof *s);

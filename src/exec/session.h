@@ -50,7 +50,8 @@ collect_pool *collect_pool_new(engine *e, uint64_t limit);
 void collect_pool_leave(collect_pool *p); /* the engine closes */
 void collect_pool_unref(collect_pool *p);
 
-size_t session_bytes(void); /* that one takes at most while nothing is collected, its prompt and sampler aside */
+size_t session_bytes(void);         /* that one takes at most while nothing is collected, its prompt and sampler aside */
+size_t session_waiting_bytes(void); /* the same of one that has never been admitted */
 
 /* What a steering call left for the executor; under mu. */
 typedef struct {

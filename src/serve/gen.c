@@ -4,6 +4,7 @@
 #include "serve/gen.h"
 
 #include "base/mem.h"
+#include "serve/bounds.h"
 #include "serve/durable.h"
 #include "serve/planner.h"
 #include "serve/runner.h"
@@ -43,6 +44,7 @@ uint64_t gen_trace(const gen *g, const char *name, uint64_t t0_us, const char *a
 }
 
 void gen_clear_plan(gen *g) {
+    bounds_request_end(g);
     for (uint32_t i = 0; i < g->n_choices; i++) choice_deinit(&g->choices[i]);
     hd_free(g->choices);
     g->choices = NULL;
@@ -76,6 +78,7 @@ void gen_release(gen *g) {
     for (uint32_t i = 0; i < g->n_choices; i++) s->collected_tokens -= g->choices[i].collected;
     viewer_detach(g);
     gen_clear_plan(g);
+    bounds_collect_end(g);
     buf_deinit(&g->body);
     buf_deinit(&g->reply);
     buf_deinit(&g->idem_key);
@@ -139,7 +142,7 @@ static gen *make(conn *c, const dialect *d, gen_kind kind) {
     memset(&g->view, 0, sizeof g->view);
     g->view.serial = serial;
     atomic_store_explicit(&g->cancelled, 0, memory_order_relaxed);
-    buf_init(&g->reply, GEN_MAX_REPLY_BYTES);
+    buf_init(&g->reply, s->opt.max_replies_bytes);
     buf_init(&g->idem_key, HTTPREQ_MAX_VALUE);
     buf_init(&g->frame_head, 4096);
     buf_init(&g->frame_tail, 4096);
@@ -267,12 +270,6 @@ void gen_planned(gen *g) {
         c->gen = NULL;
         gen_release(g);
         http_reply_error(c, &e);
-        return;
-    }
-    if (!g->n_choices) { /* tokenize and its kin */
-        c->gen = NULL;
-        http_reply(c, 200, "application/json", NULL, buf_cstr(&g->reply), g->reply.len);
-        gen_release(g);
         return;
     }
     if (g->view.how) viewer_attach(g);

@@ -24,7 +24,6 @@ enum {
     GEN_MAX_CHOICES = 1024,          /* n x prompts */
     GEN_MAX_INPUTS = 2048,           /* of an embedding request: they do not all wait in the queue at once */
     GEN_MAX_PENDING = 4200,          /* tokens held without text: a stop string of 4096 one-byte tokens and some */
-    GEN_MAX_REPLY_BYTES = 256 << 20, /* one collected reply */
 };
 
 /* A token whose entry waits until its text is out (or is known to be withheld by a stop). */
@@ -95,6 +94,7 @@ struct gen {
     gen *prev, *next;
     struct event *timer; /* comments; keeps a paused collection's sessions read */
     size_t body_counted;
+    size_t reply_bytes;  /* of srv->reply_bytes */
     uint64_t t_begin_us; /* first byte of its request */
     uint64_t t_start_us, t_last_write_us;
     uint64_t trace_order;
@@ -131,6 +131,7 @@ struct gen {
     gen_params plan;
     gen_prompt *prompts;
     uint32_t n_prompts;
+    size_t request_bytes; /* of srv->request_bytes */
     choice *choices;
     uint32_t n_choices;
     uint32_t n_submitted; /* choices from here on have no session yet (planner, then loop) */

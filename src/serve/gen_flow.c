@@ -2,11 +2,12 @@
  *
  * Flow control: events are taken out of a session only while the connection has less than HTTP_OUTPUT_MARK unsent, so
  * a reader that stalls leaves its events in the session's bounded queue and pauses its own row.  Unstreamed replies are
- * collected under one bound for the whole server (options.collect_tokens): at the bound only the oldest goes on, and
+ * collected under one bound for the whole server (options.collect_tokens, max_replies_bytes): at the bound only the oldest goes on, and
  * the held ones read one event now and then so that their sessions do not count as idle.
  * Read: gen_begin_reply, gen_drain, take_event, settle. */
 #include "serve/gen.h"
 
+#include "serve/bounds.h"
 #include "serve/metrics.h"
 #include "serve/stream.h"
 
@@ -18,6 +19,7 @@
 enum {
     DRAIN_EVENTS = 64,       /* taken in one turn before other connections get theirs */
     HELD_READ_US = 10000000, /* well below the engine's idle timeout */
+    ROOM_RETRY_US = 100000,
 };
 
 void gen_frame(gen *g, hd_buf *out) {
@@ -217,47 +219,70 @@ static bool text_failed(const choice *ch) {
 static bool may_collect(gen *g) {
     server *s = g->srv;
     gen *oldest;
-    if (gen_streams(g) || g->ending || s->collected_tokens < s->opt.collect_tokens) return true;
+    if (gen_streams(g) || g->ending || bounds_collect_room(s)) return true;
     for (oldest = s->gens; oldest && !oldest->collecting; oldest = oldest->next) {}
     return oldest == g;
 }
 
-/* All choices are done: the last bytes. */
+static void arm(gen *g, uint64_t us) {
+    struct timeval tv = {(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
+    evtimer_add(g->timer, &tv);
+}
+
+static void too_large(serve_error *e) {
+    serve_fail(e, 500, "reply_too_large", NULL, "the reply is larger than the server can hold; stream it");
+}
+
+static void count_request(const gen *g) {
+    if (g->n_choices && g->view.how != VIEW_STORED) metrics_request(g->srv->met, g, server_now_us() - g->t_start_us);
+}
+
+/* All choices are done, or there are none (tokenize and its kin): the last bytes. */
 static void settle(gen *g, hd_buf *out) {
     conn *c = g->conn;
-    server *s = g->srv;
     char extra[300] = "";
-    if (g->view.how != VIEW_STORED) metrics_request(s->met, g, server_now_us() - g->t_start_us);
-    c->gen = NULL;
+    bool failed = false;
     if (gen_streams(g)) {
+        count_request(g);
+        c->gen = NULL;
         g->d->end(g, out);
         http_stream_write(c, buf_cstr(out), out->len);
         gen_release(g);
         http_stream_end(c, false);
         return;
     }
-    for (uint32_t i = 0; i < g->n_choices; i++)
-        if (text_failed(&g->choices[i])) {
-            serve_error e = {0};
-            serve_fail(&e, 500, "reply_too_large", NULL, "the reply is larger than the server can hold; stream it");
-            gen_fail(g, &e);
-            return;
-        }
-    if (g->warning[0]) snprintf(extra, sizeof extra, "x-heddle-warning: %s\r\n", g->warning);
-    g->d->reply(g, &g->reply);
-    if (g->reply.failed) {
+    for (uint32_t i = 0; i < g->n_choices; i++) failed |= text_failed(&g->choices[i]);
+    if (!failed && g->n_choices && !g->reply.len) g->d->reply(g, &g->reply);
+    if (failed || g->reply.failed) {
         serve_error e = {0};
-        serve_fail(&e, 500, "reply_too_large", NULL, "the reply is larger than the server can hold; stream it");
-        gen_release(g);
-        http_reply_error(c, &e);
+        too_large(&e);
+        gen_fail(g, &e);
         return;
     }
-    http_reply(c, 200, "application/json", extra, buf_cstr(&g->reply), g->reply.len);
+    bounds_collect(g);
+    if (!bounds_output_room(g->srv, g->reply.len)) { /* others are still reading theirs */
+        arm(g, ROOM_RETRY_US);
+        return;
+    }
+    count_request(g);
+    c->gen = NULL;
+    if (g->warning[0]) snprintf(extra, sizeof extra, "x-heddle-warning: %s\r\n", g->warning);
+    http_reply_take(c, 200, "application/json", extra, &g->reply);
     gen_release(g);
 }
 
 static bool blocked(const gen *g, const hd_buf *out) {
     return gen_streams(g) && http_unsent(g->conn) + out->len >= HTTP_OUTPUT_MARK;
+}
+
+/* May it take more?  What it has collected is counted. */
+static bool go_on(gen *g, serve_error *e) {
+    if (!gen_streams(g) && !e->status && !bounds_collect(g)) {
+        too_large(e);
+        return false;
+    }
+    g->held = !may_collect(g);
+    return !g->held;
 }
 
 /* One event of each session in turn. */
@@ -276,10 +301,7 @@ static void take_waiting(gen *g, unsigned *budget, hd_buf *out, serve_error *e) 
             (*budget)--;
             take_event(g, ch, &ev, out, e);
         }
-        if (!may_collect(g)) {
-            g->held = true;
-            return;
-        }
+        if (!go_on(g, e)) return;
     }
 }
 
@@ -291,10 +313,7 @@ static void take_viewed(gen *g, unsigned *budget, hd_buf *out, serve_error *e) {
         if (!viewer_next(g, &i, &ev, e)) return;
         (*budget)--;
         take_event(g, &g->choices[i], &ev, out, e);
-        if (!may_collect(g)) {
-            g->held = true;
-            return;
-        }
+        if (!go_on(g, e)) return;
     }
 }
 
@@ -333,11 +352,6 @@ void gen_drain(gen *g) {
 
 void gen_resume(gen *g) {
     if (g->phase == GEN_ACTIVE && gen_streams(g)) drain(g, DRAIN_EVENTS);
-}
-
-static void arm(gen *g, uint64_t us) {
-    struct timeval tv = {(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
-    evtimer_add(g->timer, &tv);
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *arg) {

@@ -1,4 +1,5 @@
 /* gen_submit.c - from a plan to sessions of the engine.  Planner threads; gen_submit_more is the loop's.  See gen.h. */
+#include "serve/bounds.h"
 #include "serve/gen.h"
 
 #include "base/mem.h"
@@ -159,6 +160,7 @@ static uint32_t window(const gen *g) {
 bool gen_make_choices(gen *g) {
     const gen_params *p = &g->plan;
     uint64_t n = (uint64_t)g->n_prompts * p->n;
+    if (!bounds_request(g, &g->error)) return false;
     if (!(g->choices = hd_calloc(n, sizeof *g->choices)))
         return serve_fail(&g->error, 503, "out_of_memory", NULL, "no memory for the request");
     g->n_choices = (uint32_t)n;

@@ -7,7 +7,7 @@
 #include "serve/http.h"
 
 #include "base/mem.h"
-#include "serve/gen.h"
+#include "serve/bounds.h"
 #include "serve/metrics.h"
 #include "serve/route.h"
 
@@ -26,7 +26,6 @@ enum {
     SWALLOW_BYTES = 64 * 1024,    /* refused at the head with no more body than this: read it, keep the connection */
     BODY_RATE = 64 * 1024,        /* bytes a second that a body must keep on the whole */
     BODY_SLACK_US = 60 * 1000000, /* on top of that */
-    LIST_OVER = 64,               /* connections above the limit that may wait to be told so */
 };
 
 static void arm(conn *c, uint64_t us) {
@@ -46,6 +45,7 @@ void http_close(conn *c) {
     if (c->gen) gen_abandon(c->gen);
     c->gen = NULL;
     uncount(c);
+    bounds_output_end(c);
     bufferevent_free(c->bev);
     event_free(c->timer);
     c->bev = NULL;
@@ -104,6 +104,7 @@ static void http_read(conn *c);
 static void reply_done(conn *c) {
     server *s = c->srv;
     c->gen = NULL;
+    bounds_output(c);
     c->streaming = false;
     c->request_id[0] = 0;
     uncount(c);
@@ -141,6 +142,21 @@ void http_reply(conn *c, int status, const char *type, const char *extra, const 
     if (c->dead) return;
     write_head(c, status, bodyless ? NULL : type, extra, bodyless ? -1 : (int64_t)n);
     if (!c->head_only && !bodyless) evbuffer_add(bufferevent_get_output(c->bev), body, n);
+    reply_done(c);
+}
+
+static void free_body(const void *data, size_t n, void *ctx) {
+    (void)n, (void)ctx;
+    hd_free((void *)(uintptr_t)data);
+}
+
+void http_reply_take(conn *c, int status, const char *type, const char *extra, hd_buf *body) {
+    size_t n = body->len;
+    char *data;
+    if (c->dead) return;
+    write_head(c, status, type, extra, (int64_t)n);
+    data = buf_take(body, &n);
+    if (data && (c->head_only || evbuffer_add_reference(bufferevent_get_output(c->bev), data, n, free_body, NULL))) hd_free(data);
     reply_done(c);
 }
 
@@ -308,6 +324,7 @@ static void on_read(struct bufferevent *bev, void *arg) {
 static void on_write(struct bufferevent *bev, void *arg) {
     conn *c = arg;
     (void)bev;
+    bounds_output_end(c);
     if (c->state == CONN_FLUSH) {
         if (!http_unsent(c)) linger(c), server_check_drained(c->srv);
     } else if (c->state == CONN_BUSY) {
@@ -348,7 +365,7 @@ void http_accept(server *s, int fd) {
     const struct timeval write_timeout = {(time_t)(s->opt.write_timeout_us / 1000000),
                                           (suseconds_t)(s->opt.write_timeout_us % 1000000)};
     conn *c = NULL;
-    if (s->n_conns >= s->opt.max_connections + LIST_OVER || !(c = hd_calloc(1, sizeof *c))) {
+    if (s->n_conns >= s->opt.max_connections + HTTP_LIST_OVER || !(c = hd_calloc(1, sizeof *c))) {
         close(fd);
         metrics_refused_connection(s->met);
         return;

@@ -15,6 +15,7 @@
 enum {
     HTTP_OUTPUT_MARK = 64 * 1024, /* streams are written only below this much unsent output; also SO_SNDBUF */
     HTTP_EXTRA_INPUT = 64 * 1024, /* unread input while a reply is pending */
+    HTTP_LIST_OVER = 64,          /* connections above the limit that may wait to be told so */
 };
 
 /* READ: waits for or reads a request.  BUSY: a request is being answered.  FLUSH: the last reply is leaving.
@@ -44,6 +45,9 @@ struct conn {
     size_t key;          /* 1 + index of the API key that was given, 0: none */
     gen *gen;            /* BUSY: what will answer */
     size_t counted;      /* of srv->body_bytes */
+    size_t output_bytes; /* of srv->output_bytes */
+    size_t output_then;  /* the same at t_output_us: what its peer takes in a while */
+    uint64_t t_output_us;
     uint64_t t_begin_us; /* first byte of the request */
     uint64_t t_body_end_us, t_linger_end_us;
     uint64_t lingered;
@@ -57,6 +61,8 @@ void http_reap(server *s); /* free what was closed */
 
 /* Answer the pending request and go on to the next.  extra: further header lines, each ending in CRLF, or NULL. */
 void http_reply(conn *c, int status, const char *type, const char *extra, const char *body, size_t n);
+/* The same; the body's memory is the connection's from now on. */
+void http_reply_take(conn *c, int status, const char *type, const char *extra, hd_buf *body);
 void http_reply_error(conn *c, const serve_error *e);
 /* A reply whose length is not known: head now, pieces later (each is sent at once), end. */
 void http_stream_begin(conn *c, int status, const char *type, const char *extra);

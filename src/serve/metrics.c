@@ -40,7 +40,7 @@ enum {
 
 struct metrics {
     uint64_t status[600];
-    uint64_t refused_connections;
+    uint64_t refused_connections, cut_readers;
     uint64_t prompt_tokens, cached_tokens, generated_tokens, paused_us, preemptions;
     uint64_t finished[2]; /* stop, length */
     uint64_t misses[N_PREFIX_MISSES];
@@ -51,6 +51,7 @@ metrics *metrics_new(void) { return hd_calloc(1, sizeof(metrics)); }
 void metrics_free(metrics *m) { hd_free(m); }
 void metrics_status(metrics *m, int status) { m->status[status >= 0 && status < 600 ? status : 0]++; }
 void metrics_refused_connection(metrics *m) { m->refused_connections++; }
+void metrics_cut_reader(metrics *m) { m->cut_readers++; }
 
 static void observe(hist *h, const double *bounds, int n, double v) {
     int i = 0;
@@ -213,6 +214,10 @@ void metrics_write(server *s, hd_buf *b) {
     one(b, l, "heddle:connections", "gauge", "open connections", s->n_conns);
     one(b, l, "heddle:connections_refused_total", "counter", "connections above the limit", (double)m->refused_connections);
     one(b, l, "heddle:request_body_bytes", "gauge", "request bodies held", (double)s->body_bytes);
+    one(b, l, "heddle:planned_bytes", "gauge", "memory that planned requests hold", (double)atomic_load(&s->request_bytes));
+    one(b, l, "heddle:reply_bytes", "gauge", "unstreamed replies being collected", (double)s->reply_bytes);
+    one(b, l, "heddle:unread_bytes", "gauge", "output that peers have not taken", (double)s->output_bytes);
+    one(b, l, "heddle:readers_cut_total", "counter", "connections closed because unread output took too much memory", (double)m->cut_readers);
     one(b, l, "heddle:collected_tokens", "gauge", "tokens held by unstreamed replies", (double)s->collected_tokens);
     one(b, l, "heddle:steps_total", "counter", "steps of the executor", (double)v.steps);
     one(b, l, "heddle:step_tokens", "gauge", "tokens of the last step", v.step_tokens_last);

@@ -12,6 +12,7 @@ void metrics_free(metrics *m);
 void metrics_status(metrics *m, int status);
 void metrics_refused_connection(metrics *m);
 void metrics_generation(metrics *m, finish_reason finish, const gen_stats *s); /* a choice ended */
+void metrics_cut_reader(metrics *m); /* closed because unread output took too much memory */
 void metrics_request(metrics *m, const gen *g, uint64_t e2e_us);     /* a whole request did */
 void metrics_write(server *s, hd_buf *out);
 

@@ -20,6 +20,7 @@ struct planner {
     pthread_cond_t cond;
     gen *head, *tail;
     uint32_t n;
+    bool large; /* a thread has a large body */
     bool stop;
 };
 
@@ -71,29 +72,53 @@ static void post(gen *g) {
     server_wake(s);
 }
 
+static bool is_large(const gen *g) { return g->body.len > PLANNER_LARGE_BODY; }
+
+/* Under mu. */
+static void unlink_job(planner *p, gen *g) {
+    if (g->job_prev) g->job_prev->job_next = g->job_next;
+    else p->head = g->job_next;
+    if (g->job_next) g->job_next->job_prev = g->job_prev;
+    else p->tail = g->job_prev;
+    g->job_next = g->job_prev = NULL;
+    g->job_queued = false;
+    p->n--;
+}
+
+/* Under mu.  The first that may be planned now; NULL: none. */
+static gen *take_job(planner *p) {
+    gen *g = p->head;
+    while (g && p->large && is_large(g)) g = g->job_next;
+    if (!g) return NULL;
+    unlink_job(p, g);
+    p->large |= is_large(g);
+    return g;
+}
+
 static void *work(void *arg) {
     planner *p = arg;
-    for (;;) {
-        gen *g;
-        bool large;
-        pthread_mutex_lock(&p->mu);
-        while (!p->head && !p->stop) pthread_cond_wait(&p->cond, &p->mu);
-        if (p->stop) {
-            pthread_mutex_unlock(&p->mu);
-            return NULL;
+    gen *g;
+    pthread_mutex_lock(&p->mu);
+    while (!p->stop) {
+        bool large, trim;
+        if (!(g = take_job(p))) {
+            pthread_cond_wait(&p->cond, &p->mu);
+            continue;
         }
-        g = p->head;
-        if ((p->head = g->job_next)) p->head->job_prev = NULL;
-        else p->tail = NULL;
-        g->job_next = NULL;
-        g->job_queued = false;
-        p->n--;
         pthread_mutex_unlock(&p->mu);
-        large = g->body.len > TRIM_BODY;
+        large = is_large(g);
+        trim = g->body.len > TRIM_BODY;
         plan(g);
         post(g);
-        if (large) hd_mem_trim();
+        if (trim) hd_mem_trim();
+        pthread_mutex_lock(&p->mu);
+        if (large) {
+            p->large = false;
+            pthread_cond_signal(&p->cond); /* the next large one may have been passed over */
+        }
     }
+    pthread_mutex_unlock(&p->mu);
+    return NULL;
 }
 
 bool planner_push(planner *p, gen *g) {
@@ -115,14 +140,7 @@ bool planner_push(planner *p, gen *g) {
 bool planner_remove(planner *p, gen *g) {
     bool queued;
     pthread_mutex_lock(&p->mu);
-    if ((queued = g->job_queued)) {
-        if (g->job_prev) g->job_prev->job_next = g->job_next;
-        else p->head = g->job_next;
-        if (g->job_next) g->job_next->job_prev = g->job_prev;
-        else p->tail = g->job_prev;
-        g->job_queued = false;
-        p->n--;
-    }
+    if ((queued = g->job_queued)) unlink_job(p, g);
     pthread_mutex_unlock(&p->mu);
     return queued;
 }

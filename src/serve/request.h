@@ -11,7 +11,7 @@
 #include <jansson.h>
 
 enum {
-    REQUEST_MAX_VALUES = 4000000, /* JSON values in a body: bounds what the parsed tree takes */
+    REQUEST_MAX_VALUES = 2000000, /* JSON values in a body: bounds what the parsed tree takes */
     REQUEST_MAX_STOP_IDS = 256,
     REQUEST_MAX_N = 128,
 };

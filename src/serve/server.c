@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "serve/bounds.h"
 #include "serve/durable.h"
 #include "serve/gen.h"
 #include "serve/http.h"
@@ -265,7 +266,7 @@ static hd_status bind_port(server *s, hd_err *err) {
     return HD_OK;
 }
 
-static void defaults(server_options *o) {
+void server_defaults(server_options *o) {
 #define DEFAULT(field, v)                                                                                              \
     if (!o->field) o->field = v
     DEFAULT(max_connections, 1024);
@@ -280,6 +281,7 @@ static void defaults(server_options *o) {
     DEFAULT(n_planners, 2);
     DEFAULT(max_planning, 256);
     DEFAULT(collect_tokens, 65536);
+    DEFAULT(max_replies_bytes, (size_t)128 << 20);
 #undef DEFAULT
 }
 
@@ -295,7 +297,7 @@ hd_status server_open(server **out, engine *e, model *m, const server_options *o
     buf_init(&s->scratch, (size_t)64 << 20);
     if (opt) s->opt = *opt;
     buf_init(&s->record, JOURNAL_FINISH_BYTES);
-    defaults(&s->opt);
+    server_defaults(&s->opt);
     s->created = hd_wall_seconds();
     s->share_salt = server_random_u64();
     if (!(s->host = hd_strdup(s->opt.host ? s->opt.host : "127.0.0.1")) ||
@@ -349,6 +351,8 @@ hd_status server_attach(server *s, engine *e, model *m, hd_err *err) {
     s->ctx = v.ctx;
     s->max_rows = v.max_rows;
     s->max_queued = v.max_queued;
+    s->max_request_bytes = bounds_least_requests(v.max_rows, v.max_queued);
+    if (s->max_request_bytes < s->opt.max_bodies_bytes) s->max_request_bytes = s->opt.max_bodies_bytes;
     snprintf(text, sizeof text, "%s|%s|%llu|%llu|%u|%s|%d", i->name, i->arch, (unsigned long long)i->n_params,
              (unsigned long long)i->weight_bytes, i->n_vocab, i->isa, NUMERICS_VERSION);
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%016llx", (unsigned long long)XXH3_64bits(text, strlen(text)));

@@ -34,6 +34,7 @@ typedef struct {
     uint32_t n_planners;         /* 2 */
     uint32_t max_planning;       /* requests waiting for a planner, 256: 429 */
     uint32_t collect_tokens;     /* tokens held by all unstreamed replies, 65,536: all but the oldest pause */
+    size_t max_replies_bytes;    /* the same in bytes, 128 MiB; of one reply; and of what peers have not taken yet */
     const char *const *api_keys; /* none: no key is asked for */
     size_t n_api_keys;
     const char *const *aliases;  /* further names of the model; "*" accepts any */

@@ -54,8 +54,11 @@ struct server {
     const model_info *info;
     uint32_t ctx, max_rows, max_queued;
     durable *dur;     /* the request log; NULL: nothing is durable */
+    size_t max_request_bytes;
     char fingerprint[24];
     atomic_int phase; /* server_phase */
+
+    atomic_size_t request_bytes; /* planned requests hold so much (bounds.h); a sum, publishes nothing */
 
     /* Guards the posted lists and wishes below; never held while calling out.  The executor's notify takes it with the
      * session's own mutex held, so nothing may touch a session while holding it. */
@@ -72,6 +75,7 @@ struct server {
     conn *conns, *dead; /* live ones; closed ones whose memory waits for the end of the turn */
     uint32_t n_conns;
     size_t body_bytes;          /* request bodies held, of connections and of generations being planned */
+    size_t reply_bytes, output_bytes; /* bounds.h */
     gen *gens, *gens_last;      /* in flight, oldest first */
     gen *gens_free;             /* pooled: a late notify may still point at one */
     uint32_t n_gens, n_planning;
@@ -102,6 +106,7 @@ void server_check_drained(server *s);
 void server_rest(server *s);
 uint64_t server_now_us(void);
 int64_t server_wall_us(void); /* Unix time in microseconds */
+void server_defaults(server_options *o); /* for what is zero */
 /* n characters of an unguessable id from [0-9a-zA-Z], NUL-terminated. */
 void server_random_id(char *out, size_t n);
 uint64_t server_random_u64(void);

@@ -132,6 +132,9 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "planning"), jsonw_uint(&w, s->n_planning);
     jsonw_key(&w, "connections"), jsonw_uint(&w, s->n_conns);
     jsonw_key(&w, "body_bytes"), jsonw_uint(&w, s->body_bytes);
+    jsonw_key(&w, "planned_bytes"), jsonw_uint(&w, atomic_load(&s->request_bytes));
+    jsonw_key(&w, "reply_bytes"), jsonw_uint(&w, s->reply_bytes);
+    jsonw_key(&w, "unread_bytes"), jsonw_uint(&w, s->output_bytes);
     jsonw_key(&w, "collected_tokens"), jsonw_uint(&w, s->collected_tokens);
     jsonw_key(&w, "running"), jsonw_uint(&w, v.running);
     jsonw_key(&w, "waiting"), jsonw_uint(&w, v.waiting);

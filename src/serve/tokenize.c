@@ -29,6 +29,11 @@ static void piece(jsonw *w, gguf_str t) {
     jsonw_strn(w, t.s ? t.s : "", t.n);
 }
 
+static bool reply_failed(const gen *g, serve_error *e) {
+    if (g->reply.failed == HD_FULL) return serve_fail(e, 500, "reply_too_large", NULL, "the reply is larger than the server can hold");
+    return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the reply");
+}
+
 static bool encode(server *s, const char *text, size_t n, unsigned flags, const char *field, id_list *ids, serve_error *e) {
     hd_err err = {0};
     hd_status st = tokenizer_encode(s->info->tok, text, n, flags, ids, &err);
@@ -90,7 +95,7 @@ static bool tokenize(gen *g, const json_t *body, serve_error *e) {
         jsonw_arr_end(&w);
     }
     jsonw_obj_end(&w);
-    ok = !g->reply.failed || serve_fail(e, 503, "out_of_memory", NULL, "no memory for the reply");
+    ok = !g->reply.failed || reply_failed(g, e);
 out:
     id_list_deinit(&ids);
     return ok;
@@ -127,7 +132,7 @@ static bool detokenize(gen *g, const json_t *body, serve_error *e) {
     jsonw_key(&w, "content"), jsonw_strn(&w, buf_cstr(&text), text.len);
     jsonw_key(&w, "prompt"), jsonw_strn(&w, buf_cstr(&text), text.len);
     jsonw_obj_end(&w);
-    ok = !g->reply.failed || serve_fail(e, 503, "out_of_memory", NULL, "no memory for the reply");
+    ok = !g->reply.failed || reply_failed(g, e);
 out:
     buf_deinit(&text);
     hd_free(ids);

@@ -51,6 +51,19 @@ static hd_status settle_options(store *s, const store_opts *opts, hd_err *err) {
     return HD_OK;
 }
 
+uint64_t store_bytes(const store_opts *opts) {
+    store s = {.n_known = 0};
+    const store_opts *o = &s.opt;
+    uint64_t pages;
+    if (settle_options(&s, opts, NULL)) return 0;
+    pages = o->cap_bytes / SEG_BLOCK_FIXED; /* no block is smaller */
+    pages = (pages < o->max_pages ? pages : o->max_pages) + o->max_queued;
+    /* An entry, and its bucket while there are two tables of them. */
+    return sizeof s + o->queue_bytes + o->max_queued * sizeof(store_slot) + STORE_SCRATCH +
+           SEG_MAX_BLOCKS * (sizeof(seg_page *) + sizeof(seg_entry)) + pages * (sizeof(store_entry) + 3 * sizeof(int32_t)) +
+           o->max_files * sizeof(store_seg) + store_listing_bytes();
+}
+
 static hd_status refused(hd_err *err, const char *path, int r, const char *what) {
     return hd_fail_field(err, r == -ENOENT ? HD_NOTFOUND : HD_IO, "dir", "state directory %s: %s: %s", path, what, strerror(-r));
 }

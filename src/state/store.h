@@ -40,6 +40,8 @@ typedef struct {
     const vfs *fs;          /* [vfs_real] */
 } store_opts;
 
+/* Bytes of memory that a store with these options takes at most: its queue, what it knows of files, a listing of the directory. */
+uint64_t store_bytes(const store_opts *opts);
 /* HD_IO, HD_NOTFOUND, HD_INVALID name the path that was refused: directory, or key file (see seal_load). */
 hd_status store_open(store **out, const store_opts *opts, hd_err *err);
 /* Ends after the segment being written, if any; what still waits is lost, so store_flush first. */

@@ -29,6 +29,8 @@ typedef struct {
     bool no_memory;
 } listing;
 
+uint64_t store_listing_bytes(void) { return STORE_MAX_LISTED * sizeof(listed); }
+
 static bool list_one(void *ctx, const char *name) {
     listing *l = ctx;
     listed x = {.seg = STORE_NONE};

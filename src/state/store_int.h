@@ -108,6 +108,7 @@ hd_status store_dir_pass(store *s, bool make_room, uint64_t need_bytes, uint32_t
 hd_status store_dir_lock(store *s, hd_err *err); /* waits up to 2 s: HD_TIMEOUT */
 void store_dir_unlock(store *s);
 void store_remove(store *s, const uint8_t id[SEG_ID]); /* any thread, mu not held */
+uint64_t store_listing_bytes(void);                    /* of the longest listing of the directory */
 
 /* store_write.c */
 void *store_writer(void *arg);
