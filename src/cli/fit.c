@@ -401,6 +401,7 @@ int cmd_fit(int argc, char **argv) {
     }
     eo.max_rows = f.rows > f.usual_rows ? f.rows : f.usual_rows;
     f.serve.max_body_bytes = max_body;
+    f.serve.state_dir = mo.state_dir;
     f.serve.max_replies_bytes = max_replies;
     if (mo.state_dir) f.store = store_bytes(&(store_opts){.dir = mo.state_dir, .cap_bytes = mo.state_cap});
     if (!(f.own_limit = f.limit != 0)) f.limit = hd_memory_limit();

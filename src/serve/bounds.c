@@ -5,6 +5,7 @@
 #include "exec/session.h"
 #include "serve/metrics.h"
 #include "serve/planner.h"
+#include "serve/runner.h"
 
 #include <string.h>
 
@@ -16,6 +17,7 @@ enum {
     CHOICE_BYTES = 2 << 10,        /* struct choice, its share of the lists of a submit */
     GEN_BYTES = 16 << 10,          /* struct gen, parameters, biases, breakers, timer, frames */
     SMALL_BUFFER = 256 << 10,      /* from here on blocks are the system's, and touched only as far as they are filled */
+    LOG_BYTES = 24 << 20,          /* two queues of 4 MiB, caches of SQLite, a chunk and a finish record on their way */
     PATIENCE_US = 5000000,         /* a peer takes so many bytes in so long, or goes when there is no room */
     PATIENCE_BYTES = 250 << 10,
     TREE_BYTES = 112,              /* of jansson for one JSON value; the dearest is {} */
@@ -46,6 +48,7 @@ static uint64_t request_bytes(const gen *g) {
     /* Entries wait for their text, and text for what may become a stop string. */
     pending = longest + 16 < GEN_MAX_PENDING ? longest + 16 : GEN_MAX_PENDING;
     if (p->logprobs) bytes += n * pending * sizeof(token_entry);
+    if (g->view.how) bytes += live * VIEW_CHUNK; /* read from the log */
     return bytes;
 }
 
@@ -160,6 +163,8 @@ server_needs server_plan(const server_options *opt, uint32_t max_rows, uint32_t 
     n.replies = 4 * (uint64_t)o.max_replies_bytes;
     small = o.max_body_bytes < PLANNER_LARGE_BODY ? o.max_body_bytes : PLANNER_LARGE_BODY;
     n.planners = plan_bytes(o.max_body_bytes) + (o.n_planners - 1) * plan_bytes(small);
-    n.total = n.connections + n.bodies + n.requests + n.replies + n.planners;
+    /* What runs keeps a tail of its events; a record is written from memory by each planner. */
+    n.log = !o.state_dir ? 0 : LOG_BYTES + ((uint64_t)max_rows + max_queued) * 2 * TAIL_BYTES + o.n_planners * 2 * (uint64_t)o.max_body_bytes;
+    n.total = n.connections + n.bodies + n.requests + n.replies + n.planners + n.log;
     return n;
 }

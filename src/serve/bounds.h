@@ -35,7 +35,7 @@ size_t bounds_least_requests(uint32_t max_rows, uint32_t max_queued);
 
 /* Bytes that a server takes beside its engine, at most. */
 typedef struct {
-    uint64_t connections, bodies, requests, replies, planners, total;
+    uint64_t connections, bodies, requests, replies, planners, log, total; /* log: of durable requests, with a state directory */
 } server_needs;
 server_needs server_plan(const server_options *o, uint32_t max_rows, uint32_t max_queued);
 

@@ -1,8 +1,8 @@
 /* gen_submit.c - from a plan to sessions of the engine.  Planner threads; gen_submit_more is the loop's.  See gen.h. */
-#include "serve/bounds.h"
 #include "serve/gen.h"
 
 #include "base/mem.h"
+#include "serve/bounds.h"
 #include "serve/durable.h"
 #include "serve/runner.h"
 
