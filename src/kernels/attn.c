@@ -47,6 +47,8 @@ size_t attn_scratch_bytes(uint32_t max_positions, uint32_t max_group) {
     (void)max_group;
 #if HD_HAVE_AVX2
     return attn_avx2.scratch_bytes;
+#elif HD_HAVE_NEON
+    return attn_neon.scratch_bytes;
 #else
     return attn_generic.scratch_bytes;
 #endif

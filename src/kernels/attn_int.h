@@ -35,6 +35,9 @@ void kv_store_generic(const kv_shape *s, void *k, void *v, uint32_t slot, const 
 extern const attn_ops attn_avx2;
 void kv_store_avx2(const kv_shape *s, void *k, void *v, uint32_t slot, const float *key, const float *value);
 #endif
+#if HD_HAVE_NEON
+extern const attn_ops attn_neon;
+#endif
 
 /* Positions [*lo, *hi) that the query at position p sees; empty as *lo >= *hi. */
 static inline void attn_visible(const attn_job *job, uint32_t p, uint32_t *lo, uint32_t *hi) {

@@ -7,6 +7,9 @@
 
 #if HD_HAVE_AVX2
 #include <cpuid.h>
+#elif HD_HAVE_NEON
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 static bool always(void) { return true; }
@@ -41,6 +44,15 @@ static bool has_avx512(void) {
 #endif
 #endif
 
+#if HD_HAVE_NEON
+static const kernels k_neon = {.name = "neon", .mm = &mm_neon, .attn = &attn_neon, .vec = &vec_neon};
+static const kernels k_dotprod = {.name = "dotprod", .mm = &mm_dotprod, .attn = &attn_neon, .vec = &vec_neon};
+static const kernels k_i8mm = {.name = "i8mm", .mm = &mm_i8mm, .attn = &attn_neon, .vec = &vec_neon};
+
+static bool has_dotprod(void) { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+static bool has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM); }
+#endif
+
 /* The best first. */
 static const struct {
     const kernels *k;
@@ -50,6 +62,10 @@ static const struct {
     {&k_avx512, has_avx512},
     {&k_avxvnni, has_avxvnni},
     {&k_avx2, has_avx2},
+#elif HD_HAVE_NEON
+    {&k_i8mm, has_i8mm},
+    {&k_dotprod, has_dotprod},
+    {&k_neon, always},
 #endif
     {&k_generic, always},
 };

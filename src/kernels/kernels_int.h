@@ -32,5 +32,10 @@ struct kernels {
 #else
 #define HD_HAVE_AVX2 0
 #endif
+#if defined(__aarch64__)
+#define HD_HAVE_NEON 1
+#else
+#define HD_HAVE_NEON 0
+#endif
 
 #endif

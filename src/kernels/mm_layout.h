@@ -170,5 +170,8 @@ extern const mm_ops mm_generic;
 #if HD_HAVE_AVX2
 extern const mm_ops mm_avx2, mm_avxvnni, mm_avx512;
 #endif
+#if HD_HAVE_NEON
+extern const mm_ops mm_neon, mm_dotprod, mm_i8mm;
+#endif
 
 #endif

@@ -20,5 +20,8 @@ extern const vec_ops vec_generic;
 #if HD_HAVE_AVX2
 extern const vec_ops vec_avx2;
 #endif
+#if HD_HAVE_NEON
+extern const vec_ops vec_neon;
+#endif
 
 #endif

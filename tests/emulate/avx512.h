@@ -1,0 +1,50 @@
+/* avx512.h - the intrinsics of kernels/avx512 and kernels/avxvnni by SIMDe, for machines that have not got them.
+ *
+ * Included before anything else in those files when HEDDLE_EMULATE is set (cmake/kernels.cmake).  What they use beyond
+ * AVX2 means SIMDe's function of the same name from here on; AVX-VNNI's 256-bit forms mean their EVEX twins, which do
+ * the same.  libsimde-dev 0.7.4 lacks the conversion at the end. */
+#ifndef HD_TESTS_EMULATE_AVX512_H
+#define HD_TESTS_EMULATE_AVX512_H
+
+#include <immintrin.h>
+
+#include <simde/x86/avx512.h>
+#include <simde/x86/fma.h>
+
+static inline simde__m512 emulate_cvtepi32_ps(simde__m512i v) {
+    simde__m512i_private x = simde__m512i_to_private(v);
+    simde__m512_private y;
+    for (int i = 0; i < 2; i++) y.m256[i] = _mm256_cvtepi32_ps(x.m256i[i]);
+    return simde__m512_from_private(y);
+}
+
+/* Without this the unrolled tiles take minutes to compile. */
+#define TILE_PLAIN 1
+
+#undef _mm256_dpbusd_epi32
+#undef _mm256_dpwssd_epi32
+#define __m512                  simde__m512
+#define __m512i                 simde__m512i
+#define _mm512_add_epi32        simde_mm512_add_epi32
+#define _mm512_cvtepi32_ps      emulate_cvtepi32_ps
+#define _mm512_dpbusd_epi32     simde_mm512_dpbusd_epi32
+#define _mm512_dpwssd_epi32     simde_mm512_dpwssd_epi32
+#define _mm512_fmadd_ps         simde_mm512_fmadd_ps
+#define _mm512_fnmadd_ps        simde_mm512_fnmadd_ps
+#define _mm512_loadu_ps         simde_mm512_loadu_ps
+#define _mm512_loadu_si512      simde_mm512_loadu_si512
+#define _mm512_mul_ps           simde_mm512_mul_ps
+#define _mm512_mullo_epi32      simde_mm512_mullo_epi32
+#define _mm512_set1_epi32       simde_mm512_set1_epi32
+#define _mm512_set1_ps          simde_mm512_set1_ps
+#define _mm512_setzero_si512    simde_mm512_setzero_si512
+#define _mm512_slli_epi32       simde_mm512_slli_epi32
+#define _mm512_storeu_ps        simde_mm512_storeu_ps
+#define _mm512_storeu_si512     simde_mm512_storeu_si512
+#define _mm512_sub_epi32        simde_mm512_sub_epi32
+#define _mm256_dpbusd_epi32     simde_mm256_dpbusd_epi32
+#define _mm256_dpwssd_epi32     simde_mm256_dpwssd_epi32
+#define _mm256_dpbusd_avx_epi32 simde_mm256_dpbusd_epi32
+#define _mm256_dpwssd_avx_epi32 simde_mm256_dpwssd_epi32
+
+#endif
