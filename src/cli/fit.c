@@ -138,7 +138,7 @@ static hd_status work_out(fit *f, const engine_options *want, hd_err *err) {
     if ((st = size_up(f, want, &f->s, err))) return st;
     dflt.kv_budget_bytes = 0;
     if ((st = size_up(f, &dflt, &s, err))) return st;
-    f->serving = server_plan(&f->serve, f->s.opt.max_rows, f->s.opt.max_queued);
+    f->serving = server_plan(&f->serve, f->s.opt.max_rows, f->s.opt.max_queued, f->in->chat != NULL);
     f->default_budget = s.opt.kv_budget_bytes;
     if (!f->want_ctx) f->want_ctx = f->in->ctx_train;
     f->need = times(engine_plan_row_bytes(&f->s.plan, f->s.opt.ctx), f->rows);
@@ -380,7 +380,8 @@ int cmd_fit(int argc, char **argv) {
     hd_err err;
     int rc;
     const opt_def defs[] = {MODEL_OPT_DEFS(mo), {"--rows", OPT_UINT, &f.rows, NULL}, {"--memory", OPT_SIZE, &f.limit, NULL},
-                            {"--max-queued", OPT_UINT, &mo.max_queued, NULL}, {"--max-body", OPT_SIZE, &max_body, NULL},
+                            {"--max-queued", OPT_UINT, &mo.max_queued, NULL},
+                            {"--default-max-tokens", OPT_UINT, &mo.default_max_tokens, NULL}, {"--max-body", OPT_SIZE, &max_body, NULL},
                             {"--max-replies", OPT_SIZE, &max_replies, NULL},
                             {"--max-connections", OPT_UINT, &f.serve.max_connections, NULL},
                             {"--json", OPT_FLAG, &json, NULL}};

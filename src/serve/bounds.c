@@ -145,12 +145,12 @@ bool bounds_output_room(server *s, size_t n) {
 
 /* ---- beforehand ---- */
 
-static uint64_t plan_bytes(uint64_t body) {
+static uint64_t plan_bytes(uint64_t body, bool renders) {
     uint64_t values = body < REQUEST_MAX_VALUES ? body : REQUEST_MAX_VALUES;
-    return 2 * body + values * TREE_BYTES + body * ENCODE_BYTES + RENDER_BYTES;
+    return 2 * body + values * TREE_BYTES + body * ENCODE_BYTES + (renders ? RENDER_BYTES : 0);
 }
 
-server_needs server_plan(const server_options *opt, uint32_t max_rows, uint32_t max_queued) {
+server_needs server_plan(const server_options *opt, uint32_t max_rows, uint32_t max_queued, bool renders) {
     server_options o = *opt;
     server_needs n;
     uint64_t small, least = bounds_least_requests(max_rows, max_queued);
@@ -162,7 +162,7 @@ server_needs server_plan(const server_options *opt, uint32_t max_rows, uint32_t 
     /* Collected ones, the oldest alone as much again, its reply put together, what is not taken yet. */
     n.replies = 4 * (uint64_t)o.max_replies_bytes;
     small = o.max_body_bytes < PLANNER_LARGE_BODY ? o.max_body_bytes : PLANNER_LARGE_BODY;
-    n.planners = plan_bytes(o.max_body_bytes) + (o.n_planners - 1) * plan_bytes(small);
+    n.planners = plan_bytes(o.max_body_bytes, renders) + (o.n_planners - 1) * plan_bytes(small, renders);
     /* What runs keeps a tail of its events; a record is written from memory by each planner. */
     n.log = !o.state_dir ? 0 : LOG_BYTES + ((uint64_t)max_rows + max_queued) * 2 * TAIL_BYTES + o.n_planners * 2 * (uint64_t)o.max_body_bytes;
     n.total = n.connections + n.bodies + n.requests + n.replies + n.planners + n.log;

@@ -37,6 +37,7 @@ size_t bounds_least_requests(uint32_t max_rows, uint32_t max_queued);
 typedef struct {
     uint64_t connections, bodies, requests, replies, planners, log, total; /* log: of durable requests, with a state directory */
 } server_needs;
-server_needs server_plan(const server_options *o, uint32_t max_rows, uint32_t max_queued);
+/* renders: the model has a chat template. */
+server_needs server_plan(const server_options *o, uint32_t max_rows, uint32_t max_queued, bool renders);
 
 #endif
