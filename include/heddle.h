@@ -199,14 +199,23 @@ typedef struct heddle_engine_options {
     uint64_t collect_tokens;     /* unread output of all collecting sessions together, in tokens: 65,536 */
     int32_t kv_type_sliding;     /* of layers with a sliding window: as kv_type */
     int no_cache;                /* nothing that was computed is kept for, or shared with, other requests */
+    /* Pages that must make room, and at heddle_engine_close all that is cached, go to files in this directory (made if it
+     * is not there) and come back from there, also in later processes and in others that use it.  Damaged or foreign files
+     * are never more than a miss.  NULL: none.  Text is read during the call. */
+    const char *state_dir;
+    uint64_t state_cap_bytes;    /* of those files: 4 GiB; at least 1 MiB */
+    const char *state_key_file;  /* they are encrypted with this key (32 bytes or 64 hex digits); NULL: they are not */
 } heddle_engine_options;
 
 /* An engine on m, with its thread.  m is kept until heddle_engine_close; a model has at most one engine at a time
  * (HEDDLE_FULL).  opt may be NULL.  HEDDLE_INVALID names the field: out of range, or a budget that does not hold one
- * request; HEDDLE_UNSUPPORTED: kv_type, kv_type_sliding, or a model opened vocab_only; HEDDLE_NO_MEMORY; HEDDLE_FAILED: no thread. */
+ * request, or a cap or key without a state_dir; HEDDLE_UNSUPPORTED: kv_type, kv_type_sliding, or a model opened vocab_only;
+ * HEDDLE_IO, HEDDLE_NOT_FOUND: the state_dir cannot be made or written, the key file cannot be read; HEDDLE_NO_MEMORY;
+ * HEDDLE_FAILED: no thread. */
 HEDDLE_API heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const heddle_engine_options *opt,
                                             heddle_error *err);
-/* Cancel everything with HEDDLE_CANCEL_ENGINE_CLOSED and wait for the threads: at most a step.  NULL is fine.  Sessions
+/* Cancel everything with HEDDLE_CANCEL_ENGINE_CLOSED and wait for the threads: at most a step; with a state_dir also until
+ * what is cached is written, 10 s at most.  NULL is fine.  Sessions
  * stay readable until they are freed.  Not from a callback, and no other call on the engine may be under way. */
 HEDDLE_API void heddle_engine_close(heddle_engine *e);
 /* From now on new requests are refused (HEDDLE_CLOSED); those that are there go on. */
@@ -233,6 +242,12 @@ typedef struct heddle_counters {
     uint64_t prompt_tokens_total, generated_tokens_total, preemptions_total;
     uint64_t exclusive_total, faults_contained, pauses_total; /* jobs run; rows ended by a failing step; readers that lagged */
     uint64_t retry_after_ms;                 /* when a refused request may be tried again: an estimate */
+    uint64_t kv_bytes_cached, pages_evicted_total;
+    int has_state_dir;                       /* and if so: */
+    int state_writing;                       /* 0: after an error, for half a minute */
+    uint64_t state_files, state_bytes, state_cap_bytes;                /* on disk */
+    uint64_t state_hits, state_misses;                                 /* pages asked for */
+    uint64_t state_read_bytes, state_written_bytes, state_write_errors;
 } heddle_counters;
 /* Fill *out, as much as out->size says: a copy, which never waits for a step. */
 HEDDLE_API void heddle_engine_look(heddle_engine *e, heddle_counters *out);

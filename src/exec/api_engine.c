@@ -32,6 +32,9 @@ static void rename_field(hd_err *e) {
         {"ctx", "context"},
         {"kv-budget", "kv_budget_bytes"},
         {"kv-type", "kv_type"},
+        {"dir", "state_dir"},
+        {"cap_bytes", "state_cap_bytes"},
+        {"key_file", "state_key_file"},
         {"stop", "stops"},
         {"stop_token_ids", "stop_ids"},
         {"logit_bias", "bias"},
@@ -55,6 +58,13 @@ static heddle_status refuse(heddle_error *err, hd_err *e) {
 static hd_status check_kv_type(const char *field, int32_t type, hd_err *e) {
     if (type >= HEDDLE_KV_DEFAULT && type <= HEDDLE_KV_Q4) return HD_OK;
     return hd_fail_field(e, HD_UNSUPPORTED, field, "%s %d is not one this library knows (" KV_SCHEME_NAMES ")", field, type);
+}
+
+static hd_status open_store(store **out, const heddle_engine_options *o, hd_err *e) {
+    const store_opts so = {.dir = o->state_dir, .key_file = o->state_key_file, .cap_bytes = o->state_cap_bytes};
+    if (o->state_dir) return store_open(out, &so, e);
+    if (!o->state_key_file && !o->state_cap_bytes) return HD_OK;
+    return hd_fail_field(e, HD_INVALID, o->state_key_file ? "key_file" : "cap_bytes", "a cap or key of stored pages needs a state_dir");
 }
 
 heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const heddle_engine_options *opt,
@@ -97,6 +107,8 @@ heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const hed
         st = hd_fail(&he, HD_NOMEM, "no memory for an engine");
         goto fail;
     }
+    if ((st = open_store(&e->store, &o, &he))) goto fail;
+    eo.store = e->store;
     if ((st = engine_open(&e->e, m->m, &eo, &he))) goto fail;
     pthread_mutex_init(&e->mu, NULL);
     atomic_fetch_add(&m->refs, 1);
@@ -105,13 +117,15 @@ heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const hed
     return HEDDLE_OK;
 fail:
     if (mine) atomic_flag_clear(&m->has_engine);
+    if (e) store_close(e->store);
     hd_free(e);
     return refuse(err, &he);
 }
 
 void heddle_engine_close(heddle_engine *e) {
     if (!e) return;
-    engine_close(e->e);
+    engine_close(e->e); /* writes what is cached */
+    store_close(e->store);
     atomic_flag_clear(&e->m->has_engine);
     api_model_unref(e->m);
     for (size_t i = 0; i < e->n_methods; i++) hd_free(e->methods[i]);
@@ -159,6 +173,18 @@ void heddle_engine_look(heddle_engine *e, heddle_counters *out) {
     own.faults_contained = v.faults_contained;
     own.pauses_total = v.pauses_total;
     own.retry_after_ms = v.retry_after_ms;
+    own.kv_bytes_cached = v.kv_bytes_cached;
+    own.pages_evicted_total = v.pages_evicted;
+    own.has_state_dir = v.has_store;
+    own.state_writing = v.has_store && v.store.writing;
+    own.state_files = v.store.files;
+    own.state_bytes = v.store.bytes;
+    own.state_cap_bytes = v.store.cap_bytes;
+    own.state_hits = v.store.hits;
+    own.state_misses = v.store.misses;
+    own.state_read_bytes = v.store.read_bytes;
+    own.state_written_bytes = v.store.written_bytes;
+    own.state_write_errors = v.store.write_errors;
     api_give(out, &own, sizeof own);
 }
 

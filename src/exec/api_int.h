@@ -28,6 +28,7 @@ typedef struct api_method api_method;
 struct heddle_engine {
     engine *e;
     heddle_model *m;
+    store *store;       /* NULL: no state_dir */
     pthread_mutex_t mu; /* guards the registered methods */
     api_method *methods[API_MAX_METHODS];
     size_t n_methods;

@@ -46,24 +46,24 @@ hd_status seal_load(seal_master *m, const char *path, hd_err *err) {
     int fd;
     memset(m, 0, sizeof *m);
     if ((fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) < 0)
-        return hd_fail(err, errno == ENOENT ? HD_NOTFOUND : HD_IO, "key file %s: %s", path, strerror(errno));
+        return hd_fail_field(err, errno == ENOENT ? HD_NOTFOUND : HD_IO, "key_file", "key file %s: %s", path, strerror(errno));
     if (fstat(fd, &sb)) {
-        st = hd_fail(err, HD_IO, "key file %s: %s", path, strerror(errno));
+        st = hd_fail_field(err, HD_IO, "key_file", "key file %s: %s", path, strerror(errno));
     } else if (!S_ISREG(sb.st_mode)) {
-        st = hd_fail(err, HD_INVALID, "key file %s: not a regular file", path);
+        st = hd_fail_field(err, HD_INVALID, "key_file", "key file %s: not a regular file", path);
     } else if (sb.st_mode & 077) {
-        st = hd_fail(err, HD_INVALID, "key file %s: mode %04o lets group or others at it; chmod 600 it", path,
+        st = hd_fail_field(err, HD_INVALID, "key_file", "key file %s: mode %04o lets group or others at it; chmod 600 it", path,
                      (unsigned)sb.st_mode & 07777);
     } else {
         while (n < sizeof text) {
             ssize_t r = read(fd, text + n, sizeof text - n);
             if (r < 0 && errno == EINTR) continue;
-            if (r < 0) st = hd_fail(err, HD_IO, "key file %s: %s", path, strerror(errno));
+            if (r < 0) st = hd_fail_field(err, HD_IO, "key_file", "key file %s: %s", path, strerror(errno));
             if (r <= 0) break;
             n += (size_t)r;
         }
         if (!st && !parse_key(m->key, text, n))
-            st = hd_fail(err, HD_INVALID, "key file %s: %s of 32 bytes or 64 hex digits expected", path,
+            st = hd_fail_field(err, HD_INVALID, "key_file", "key file %s: %s of 32 bytes or 64 hex digits expected", path,
                          n == sizeof text ? "too long, a file" : "a file");
     }
     close(fd);
