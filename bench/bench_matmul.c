@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 static double now(void) {
@@ -51,7 +52,8 @@ static void run(const config *cfg, tensor_type type, uint32_t rows, uint32_t col
     meter_kind peak_kind = meter_of(kind);
     void *scratch = hd_alloc_aligned(64, mm_scratch_bytes());
     double pack;
-    w.data = base = hd_alloc_aligned(64, call_bytes * copies);
+    w.data = base = hd_alloc_aligned(2u << 20, call_bytes * copies);
+    if (base) madvise(base, call_bytes * copies, MADV_HUGEPAGE); /* as a loaded model has it */
     if (!raw || !base || !scratch) exit(1);
     /* plain numbers in every scale field: denormals or infinities would be another benchmark */
     for (size_t i = 0; i < row_bytes * rows; i++) raw[i] = (uint8_t)(0x24 + (i * 2654435761u >> 13 & 7));

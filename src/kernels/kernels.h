@@ -55,8 +55,8 @@ void mm_act_pack(const kernels *k, act_kind kind, const float *x, size_t ldx, ui
                  uint32_t t1, void *dst);
 
 /* y[t * ldy + r] = sum_c W[r][c] * x[t][c] for r in [r0, r1) (r0 a multiple of 8; r1 too or n_rows), t in [0, m); act
- * holds exactly these m tokens.  For up to 4 tokens the call reads up to 4 distant streams of weights, the quarters of
- * [r0, r1): memory speed wants a few hundred KiB of weights per call, many tokens want rows in multiples of 16.
+ * holds exactly these m tokens.  For few tokens (up to 8 to 50, by type) the call reads 2 or 4 distant streams of weights,
+ * parts of [r0, r1): memory speed wants a few hundred KiB of weights per call, more tokens want rows in multiples of 16.
  * scratch: mm_scratch_bytes() of this thread's own, 64-byte aligned. */
 void mm_mul(const kernels *k, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
             uint32_t r1, void *scratch);

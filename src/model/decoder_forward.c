@@ -14,6 +14,7 @@
 
 enum {
     PACK_TOKENS = 4,    /* mm_act_pack may be split at multiples of this */
+    FEW_TOKENS = 32,    /* about where weights stop being read as distant streams (mm_mul) */
     ATTN_TILE = 16,     /* queries of one segment that share a pass over the keys */
     PHASES_PER_LAYER = 10,
     PHASES_OUTSIDE = 4
@@ -191,8 +192,8 @@ static void products_init(products *ps, uint32_t m, unsigned members) {
     uint64_t rows = 0;
     ps->m = m;
     for (uint32_t i = 0; i < ps->n; i++) rows += ps->p[i].w->n_rows;
-    /* Few tokens: memory bound, long pieces let a member walk distant streams. Many: small pieces balance better. */
-    ps->chunk_rows = m <= 4 ? (uint32_t)((rows / (members * 4ull) + 31) & ~31ull) : 64;
+    /* Few tokens: long pieces let a member walk distant streams. Many: small pieces balance better. */
+    ps->chunk_rows = m <= FEW_TOKENS ? (uint32_t)((rows / (members * 4ull) + 31) & ~31ull) : 64;
     if (ps->chunk_rows < 32) ps->chunk_rows = 32;
     ps->total = 0;
     for (uint32_t i = 0; i < ps->n; i++) {

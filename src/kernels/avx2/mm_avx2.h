@@ -3,7 +3,7 @@
  * A tile multiplies nr groups of 8 rows with nc tokens of one panel over all of k.  Vectors are 8 rows, so nothing is
  * summed across lanes and every tile shape gives the same bits.  Two ways through a matrix:
  *
- *   direct  weights are unpacked in registers as they are read; up to 4 tokens walk 4 (or 2) distant streams
+ *   direct  weights are unpacked in registers as they are read, from distant streams in short runs
  *   panel   for many tokens: 16 rows x some k are unpacked once into scratch (L1) and then meet all panels of tokens
  *
  * Tiles are always_inline functions of constants (type, nr, nc), instantiated by the tables at the end of each file. */
@@ -104,15 +104,11 @@ TILE_INLINE __m256i six_vec(const uint8_t *p, const int q) {
     return _mm256_srli_epi16(_mm256_or_si256(v, _mm256_and_si256(load256(p + 64), top)), 2);
 }
 
-/* Tile sums while they live in memory: floats of (token c, group r) at f[c * nr + r], integers likewise. */
-typedef struct {
-    __m256 f[16];
-    __m256i i[16];
-} tile_sums;
-
-/* w: nr streams, prefetched `ahead` bytes ahead; a: records of the panel at the first unit; out->f is written. */
-typedef void (*mm_tile)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units, tile_sums *out);
-/* sums: 2 * nc vectors, read and written, so that k can come in several runs. */
+/* w: nr streams, prefetched `ahead` bytes ahead; a: records of the panel at the first unit.  sums: of (token c, group r) at
+ * sums[c * nr + r], read and written, so that k can come in several runs; tmp: nr * nc vectors of scratch. */
+typedef void (*mm_tile)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units, __m256 *sums,
+                        __m256i *tmp);
+/* sums: 2 * nc vectors, read and written; tmp: as many. */
 typedef void (*mm_panel_tile)(const uint8_t *panel, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp);
 /* Two whole panels of tokens at once, for sets with more registers. */
 typedef void (*mm_two_panels)(const uint8_t *panel, const void *a, const void *b, uint32_t n_units, __m256 *sums);

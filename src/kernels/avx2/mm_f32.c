@@ -15,14 +15,14 @@ TILE_INLINE __m256 column(const tensor_type ty, const uint8_t *unit, const int k
 }
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
-                      const void *act, uint32_t n_units, tile_sums *out) {
+                      const void *act, uint32_t n_units, __m256 *sums) {
     const float *a = act;
     const uint8_t *p[4];
     __m256 f[16];
     UNROLL
     for (int r = 0; r < nr; r++) p[r] = w[r];
     UNROLL
-    for (int i = 0; i < nr * nc; i++) f[i] = _mm256_setzero_ps();
+    for (int i = 0; i < nr * nc; i++) f[i] = sums[i];
     for (uint32_t u = 0; u < n_units; u++) {
         UNROLL
         for (int k = 0; k < 8; k++, a += nc) {
@@ -47,7 +47,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
         }
     }
     UNROLL
-    for (int i = 0; i < nr * nc; i++) out->f[i] = f[i];
+    for (int i = 0; i < nr * nc; i++) sums[i] = f[i];
 }
 
 /* ---- panel: [k][group][8 rows] floats ---- */
@@ -99,8 +99,9 @@ PANEL(4)
 
 #define DIRECT(nr, nc)                                                                                                 \
     static void FN(nr, nc)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units,                  \
-                           tile_sums *out) {                                                                           \
-        tile(TY, nr, nc, w, ahead, a, n_units, out);                                                                   \
+                           __m256 *sums, __m256i *tmp) {                                                               \
+        (void)tmp;                                                                                                     \
+        tile(TY, nr, nc, w, ahead, a, n_units, sums);                                                                  \
     }
 #define TYPE(name, ty)                                                                                                 \
     static void name##_unpack(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *o) {                    \
@@ -110,7 +111,7 @@ PANEL(4)
                                      .panel = MM_PANELS(f),                                                            \
                                      .unpack = name##_unpack,                                                          \
                                      .panel_units = 32,                                                                \
-                                     .panel_min = 16,                                                                  \
+                                     .panel_min = 48,                                                                  \
                                      .ahead = 256};
 
 #define TY         TENSOR_F32

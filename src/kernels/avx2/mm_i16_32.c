@@ -31,7 +31,7 @@ TILE_INLINE __m256 finish(__m256 f, __m256i sum, __m256 d, const act_i16_32 *a) 
 }
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
-                      const void *act, uint32_t n_units, tile_sums *out) {
+                      const void *act, uint32_t n_units, __m256 *sums) {
     const bool in_regs = nr * nc <= 4;
     const act_i16_32 *a = act;
     const uint8_t *p[4];
@@ -40,10 +40,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
     for (int r = 0; r < nr; r++) p[r] = w[r];
     UNROLL
     for (int i = 0; i < nr * nc; i++) {
-        if (in_regs)
-            f[i] = _mm256_setzero_ps();
-        else
-            out->f[i] = _mm256_setzero_ps();
+        if (in_regs) f[i] = sums[i];
     }
     for (uint32_t u = 0; u < n_units; u++) {
         for (int b = 0; b < N_BLOCKS(ty); b++, a += nc) {
@@ -97,7 +94,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     if (in_regs)
                         f[i] = finish(f[i], acc[i], d, a + c);
                     else
-                        out->f[i] = finish(out->f[i], acc[i], d, a + c);
+                        sums[i] = finish(sums[i], acc[i], d, a + c);
                 }
             }
         }
@@ -109,7 +106,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
     }
     if (in_regs) {
         UNROLL
-        for (int i = 0; i < nr * nc; i++) out->f[i] = f[i];
+        for (int i = 0; i < nr * nc; i++) sums[i] = f[i];
     }
 }
 
@@ -162,8 +159,9 @@ TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const act_i16_32 *a,
 
 #define DIRECT(nr, nc)                                                                                                 \
     static void FN(nr, nc)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units,                  \
-                           tile_sums *out) {                                                                           \
-        tile(TY, nr, nc, w, ahead, a, n_units, out);                                                                   \
+                           __m256 *sums, __m256i *tmp) {                                                               \
+        (void)tmp;                                                                                                     \
+        tile(TY, nr, nc, w, ahead, a, n_units, sums);                                                                  \
     }
 #define PANEL(name, ty, nc)                                                                                            \
     static void name##_p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {          \
@@ -199,6 +197,6 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) iq4_xs_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q8_0, TENSOR_Q8_0, 24)
-TYPE(iq4_nl, TENSOR_IQ4_NL, 8)
+TYPE(q8_0, TENSOR_Q8_0, 20)
+TYPE(iq4_nl, TENSOR_IQ4_NL, 10)
 TYPE(iq4_xs, TENSOR_IQ4_XS, 8)

@@ -95,15 +95,13 @@ TILE_INLINE void multiply(const tensor_type ty, const int nr, const int nc, cons
 }
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
-                      const void *act, uint32_t n_units, tile_sums *out) {
+                      const void *act, uint32_t n_units, __m256 *sums, __m256i *tmp) {
     const int n = nr * nc, step = ty == TENSOR_Q4_K ? 8 : 4; /* vectors per int16 accumulation */
     const bool in_regs = n <= 4;
     const act_i8_256 *a = act;
     const uint8_t *p[4];
     UNROLL
     for (int r = 0; r < nr; r++) p[r] = w[r];
-    UNROLL
-    for (int i = 0; i < n; i++) out->f[i] = _mm256_setzero_ps();
     for (uint32_t u = 0; u < n_units; u++, a += nc) {
         __m256i sum[4];
         UNROLL
@@ -111,7 +109,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             if (in_regs)
                 sum[i] = _mm256_setzero_si256();
             else
-                out->i[i] = _mm256_setzero_si256();
+                tmp[i] = _mm256_setzero_si256();
         }
         UNROLL
         for (int r = 0; r < nr; r++) prefetch(p[r], ahead, COLUMNS_AT(ty));
@@ -135,7 +133,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                         if (in_regs)
                             MAC16(sum[i], acc[i], sc);
                         else
-                            out->i[i] = _mm256_add_epi32(out->i[i], _mm256_madd_epi16(acc[i], sc));
+                            tmp[i] = _mm256_add_epi32(tmp[i], _mm256_madd_epi16(acc[i], sc));
                     }
                 }
             }
@@ -161,7 +159,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             UNROLL
             for (int c = 0; c < nc; c++) {
                 const int i = c * nr + r;
-                out->f[i] = finish(ty, out->f[i], in_regs ? sum[i] : out->i[i], HAS_MIN(ty) ? mins[c] : out->i[i], d,
+                sums[i] = finish(ty, sums[i], in_regs ? sum[i] : tmp[i], HAS_MIN(ty) ? mins[c] : tmp[i], d,
                                    dmin, a + c);
             }
         }
@@ -259,8 +257,8 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
 
 #define DIRECT(nr, nc)                                                                                                 \
     static void FN(nr, nc)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units,                  \
-                           tile_sums *out) {                                                                           \
-        tile(TY, nr, nc, w, ahead, a, n_units, out);                                                                   \
+                           __m256 *sums, __m256i *tmp) {                                                               \
+        tile(TY, nr, nc, w, ahead, a, n_units, sums, tmp);                                                             \
     }
 #define PANEL(name, ty, nc)                                                                                            \
     static void name##_p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {          \
@@ -305,8 +303,8 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) q6_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q2_k, TENSOR_Q2_K, 16, 256)
+TYPE(q2_k, TENSOR_Q2_K, 10, 256)
 TYPE(q3_k, TENSOR_Q3_K, 12, 256)
-TYPE(q4_k, TENSOR_Q4_K, 8, 256)
-TYPE(q5_k, TENSOR_Q5_K, 9, 128)
-TYPE(q6_k, TENSOR_Q6_K, 9, 128)
+TYPE(q4_k, TENSOR_Q4_K, 16, 256)
+TYPE(q5_k, TENSOR_Q5_K, 12, 128)
+TYPE(q6_k, TENSOR_Q6_K, 12, 128)

@@ -28,7 +28,7 @@ TILE_INLINE __m256 finish(const tensor_type ty, __m256i acc, __m256 d, __m256 m,
 }
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
-                      const void *act, uint32_t n_units, tile_sums *out) {
+                      const void *act, uint32_t n_units, __m256 *sums) {
     const int head = HAS_MIN(ty) ? 64 : 32, size = HAS_BIT5(ty) ? 160 : 128, unit = head + 2 * size;
     const bool in_regs = nr * nc <= 4;
     const act_i8_32 *a = act;
@@ -38,10 +38,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
     for (int r = 0; r < nr; r++) p[r] = w[r];
     UNROLL
     for (int i = 0; i < nr * nc; i++) {
-        if (in_regs)
-            f[i] = _mm256_setzero_ps();
-        else
-            out->f[i] = _mm256_setzero_ps();
+        if (in_regs) f[i] = sums[i];
     }
     for (uint32_t u = 0; u < n_units; u++) {
         UNROLL
@@ -84,7 +81,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     if (in_regs)
                         f[i] = finish(ty, acc[i], d, m, f[i], a + c);
                     else
-                        out->f[i] = finish(ty, acc[i], d, m, out->f[i], a + c);
+                        sums[i] = finish(ty, acc[i], d, m, sums[i], a + c);
                 }
             }
         }
@@ -96,7 +93,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
     }
     if (in_regs) {
         UNROLL
-        for (int i = 0; i < nr * nc; i++) out->f[i] = f[i];
+        for (int i = 0; i < nr * nc; i++) sums[i] = f[i];
     }
 }
 
@@ -152,8 +149,9 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
 
 #define DIRECT(nr, nc)                                                                                                 \
     static void FN(nr, nc)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units,                  \
-                           tile_sums *out) {                                                                           \
-        tile(TY, nr, nc, w, ahead, a, n_units, out);                                                                   \
+                           __m256 *sums, __m256i *tmp) {                                                               \
+        (void)tmp;                                                                                                     \
+        tile(TY, nr, nc, w, ahead, a, n_units, sums);                                                                  \
     }
 #define PANEL(name, ty, nc)                                                                                            \
     static void name##_p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {          \
@@ -194,7 +192,7 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) q5_1_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q4_0, TENSOR_Q4_0, 16)
-TYPE(q4_1, TENSOR_Q4_1, 16)
-TYPE(q5_0, TENSOR_Q5_0, 16)
-TYPE(q5_1, TENSOR_Q5_1, 16)
+TYPE(q4_0, TENSOR_Q4_0, 20)
+TYPE(q4_1, TENSOR_Q4_1, 18)
+TYPE(q5_0, TENSOR_Q5_0, 12)
+TYPE(q5_1, TENSOR_Q5_1, 13)

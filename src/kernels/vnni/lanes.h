@@ -116,8 +116,8 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
 /* The tables of a file for one type: direct tiles, panels of 1 to 4 tokens, two whole panels at once. */
 #define DIRECT(nr, nc)                                                                                                 \
     static void FN(nr, nc)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units,                  \
-                           tile_sums *out) {                                                                           \
-        tile(TY, nr, nc, w, ahead, a, n_units, out);                                                                   \
+                           __m256 *sums, __m256i *tmp) {                                                               \
+        tile(TY, nr, nc, w, ahead, a, n_units, sums, tmp);                                                             \
     }
 #define PANEL(name, ty, nc)                                                                                            \
     static void name##_p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {          \

@@ -30,19 +30,17 @@ TILE_INLINE __m256 finish(__m256 f, __m256i sum, __m256 d, const act_i16_32 *a) 
 }
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
-                      const void *act, uint32_t n_units, tile_sums *out) {
+                      const void *act, uint32_t n_units, __m256 *sums, __m256i *tmp) {
     const bool in_regs = nr * nc <= SUMS_IN_REGS;
     const act_i16_32 *a = act;
     const uint8_t *p[4];
     __m256 f[SUMS_IN_REGS];
+    (void)tmp;
     UNROLL
     for (int r = 0; r < nr; r++) p[r] = w[r];
     UNROLL
     for (int i = 0; i < nr * nc; i++) {
-        if (in_regs)
-            f[i] = _mm256_setzero_ps();
-        else
-            out->f[i] = _mm256_setzero_ps();
+        if (in_regs) f[i] = sums[i];
     }
     for (uint32_t u = 0; u < n_units; u++) {
         for (int b = 0; b < N_BLOCKS(ty); b++, a += nc) {
@@ -80,7 +78,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     if (in_regs)
                         f[i] = finish(f[i], acc[i], d, a + c);
                     else
-                        out->f[i] = finish(out->f[i], acc[i], d, a + c);
+                        sums[i] = finish(sums[i], acc[i], d, a + c);
                 }
             }
         }
@@ -92,7 +90,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
     }
     if (in_regs) {
         UNROLL
-        for (int i = 0; i < nr * nc; i++) out->f[i] = f[i];
+        for (int i = 0; i < nr * nc; i++) sums[i] = f[i];
     }
 }
 
@@ -159,6 +157,6 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) iq4_xs_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q8_0, TENSOR_Q8_0, 5, 16, 256)
-TYPE(iq4_nl, TENSOR_IQ4_NL, 5, 8, 256)
-TYPE(iq4_xs, TENSOR_IQ4_XS, 1, 8, 256)
+TYPE(q8_0, TENSOR_Q8_0, 5, 28, 256)
+TYPE(iq4_nl, TENSOR_IQ4_NL, 5, 14, 256)
+TYPE(iq4_xs, TENSOR_IQ4_XS, 1, 12, 256)

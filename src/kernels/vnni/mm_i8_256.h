@@ -72,15 +72,13 @@ TILE_INLINE __m256 finish(const tensor_type ty, __m256 f, __m256i sum, __m256i m
 }
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
-                      const void *act, uint32_t n_units, tile_sums *out) {
+                      const void *act, uint32_t n_units, __m256 *sums, __m256i *tmp) {
     const int n = nr * nc, n_pairs = N_SCALES(ty) / 2, step = SCALES_32(ty) ? 8 : 4; /* step: vectors per sub-block */
     const bool in_regs = n <= SUMS_IN_REGS;
     const act_i8_256 *a = act;
     const uint8_t *p[4];
     UNROLL
     for (int r = 0; r < nr; r++) p[r] = w[r];
-    UNROLL
-    for (int i = 0; i < n; i++) out->f[i] = _mm256_setzero_ps();
     for (uint32_t u = 0; u < n_units; u++, a += nc) {
         __m256i sum[SUMS_IN_REGS];
         UNROLL
@@ -88,7 +86,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             if (in_regs)
                 sum[i] = _mm256_setzero_si256();
             else
-                out->i[i] = _mm256_setzero_si256();
+                tmp[i] = _mm256_setzero_si256();
         }
         UNROLL
         for (int r = 0; r < nr; r++) prefetch(p[r], ahead, COLUMNS_AT(ty));
@@ -125,7 +123,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                         if (in_regs)
                             sum[i] = add_scaled(ty, sum[i], acc[i], sc);
                         else
-                            out->i[i] = add_scaled(ty, out->i[i], acc[i], sc);
+                            tmp[i] = add_scaled(ty, tmp[i], acc[i], sc);
                     }
                 }
             }
@@ -147,7 +145,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             UNROLL
             for (int c = 0; c < nc; c++) {
                 const int i = c * nr + r;
-                out->f[i] = finish(ty, out->f[i], in_regs ? sum[i] : out->i[i], mins[c], d, dmin, a + c);
+                sums[i] = finish(ty, sums[i], in_regs ? sum[i] : tmp[i], mins[c], d, dmin, a + c);
             }
         }
         UNROLL
@@ -263,7 +261,7 @@ MM_SHAPES(DIRECT)
 MM_SHAPES(DIRECT)
 
 TYPE(q2_k, TENSOR_Q2_K, 2, 16, 256)
-TYPE(q3_k, TENSOR_Q3_K, 2, 12, 256)
-TYPE(q4_k, TENSOR_Q4_K, 2, 8, 256)
-TYPE(q5_k, TENSOR_Q5_K, 2, 9, 128)
-TYPE(q6_k, TENSOR_Q6_K, 2, 9, 128)
+TYPE(q3_k, TENSOR_Q3_K, 2, 17, 256)
+TYPE(q4_k, TENSOR_Q4_K, 2, 24, 256)
+TYPE(q5_k, TENSOR_Q5_K, 2, 24, 128)
+TYPE(q6_k, TENSOR_Q6_K, 2, 24, 128)

@@ -27,20 +27,18 @@ TILE_INLINE __m256 finish(const tensor_type ty, __m256i sum, __m256 d, __m256 m,
 }
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
-                      const void *act, uint32_t n_units, tile_sums *out) {
+                      const void *act, uint32_t n_units, __m256 *sums, __m256i *tmp) {
     const int head = HAS_MIN(ty) ? 64 : 32, size = HAS_BIT5(ty) ? 160 : 128, unit = head + 2 * size;
     const bool in_regs = nr * nc <= SUMS_IN_REGS;
     const act_i8_32 *a = act;
     const uint8_t *p[4];
     __m256 f[SUMS_IN_REGS];
+    (void)tmp;
     UNROLL
     for (int r = 0; r < nr; r++) p[r] = w[r];
     UNROLL
     for (int i = 0; i < nr * nc; i++) {
-        if (in_regs)
-            f[i] = _mm256_setzero_ps();
-        else
-            out->f[i] = _mm256_setzero_ps();
+        if (in_regs) f[i] = sums[i];
     }
     for (uint32_t u = 0; u < n_units; u++) {
         UNROLL
@@ -72,7 +70,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     if (in_regs)
                         f[i] = finish(ty, acc[i], d, m, f[i], a + c);
                     else
-                        out->f[i] = finish(ty, acc[i], d, m, out->f[i], a + c);
+                        sums[i] = finish(ty, acc[i], d, m, sums[i], a + c);
                 }
             }
         }
@@ -84,7 +82,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
     }
     if (in_regs) {
         UNROLL
-        for (int i = 0; i < nr * nc; i++) out->f[i] = f[i];
+        for (int i = 0; i < nr * nc; i++) sums[i] = f[i];
     }
 }
 
@@ -159,7 +157,7 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) q5_1_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q4_0, TENSOR_Q4_0, 10, 16, 256)
-TYPE(q4_1, TENSOR_Q4_1, 10, 16, 256)
-TYPE(q5_0, TENSOR_Q5_0, 10, 16, 256)
-TYPE(q5_1, TENSOR_Q5_1, 10, 16, 256)
+TYPE(q4_0, TENSOR_Q4_0, 10, 28, 256)
+TYPE(q4_1, TENSOR_Q4_1, 10, 28, 256)
+TYPE(q5_0, TENSOR_Q5_0, 10, 28, 256)
+TYPE(q5_1, TENSOR_Q5_1, 10, 28, 256)
