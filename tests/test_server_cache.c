@@ -160,6 +160,42 @@ static void keys_do_not_share(void **state) {
     rig_close(&R);
 }
 
+/* Spaces have the same names after a restart on the same state directory, and still nobody takes up what is another's. */
+static void spaces_survive_a_restart(void **state) {
+    static const char *const keys[] = {"ann", "ben"};
+    char dir[] = "/tmp/heddle-spaces-XXXXXX", cmd[80];
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    for (int keyed = 0; keyed < 2; keyed++)
+        for (int start = 0; start < 2; start++) {
+            server_options so = {.api_keys = keys, .n_api_keys = keyed ? 2 : 0};
+            store_opts to = {.dir = dir, .linger_ms = 1};
+            engine_options eo = {.page_tokens = 16};
+            hd_err err;
+            json_t *v;
+            assert_int_equal(store_open(&eo.store, &to, &err), HD_OK);
+            rig_open(&R, script, &so, &eo);
+            if (keyed) {
+                v = as("ann", "{" PROMPT "}");
+                assert_int_equal(cached(v), start ? 32 : 0); /* whole pages */
+                json_decref(v);
+                v = as("ben", "{" PROMPT ",\"max_tokens\":1}");
+                assert_int_equal(cached(v), start ? 32 : 0); /* his own of the first start */
+            } else {
+                v = good(COMPLETE, "{" PROMPT ",\"cache_salt\":\"one\"}");
+                assert_int_equal(cached(v), start ? 32 : 0);
+                json_decref(v);
+                v = good(COMPLETE, "{" PROMPT ",\"cache_salt\":\"another\"}");
+                if (!start) assert_int_equal(cached(v), 0);
+            }
+            json_decref(v);
+            rig_close(&R);
+            store_close(eo.store);
+        }
+    snprintf(cmd, sizeof cmd, "rm -rf %s", dir);
+    assert_int_equal(system(cmd), 0);
+}
+
 static void seen_from_outside(void **state) {
     json_t *v;
     char *text;
@@ -188,7 +224,8 @@ static void seen_from_outside(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(r018_reasoning_is_dropped), cmocka_unit_test(three_turns),       cmocka_unit_test(salts_and_fields),
-        cmocka_unit_test(keys_do_not_share),         cmocka_unit_test(seen_from_outside),
+        cmocka_unit_test(keys_do_not_share),         cmocka_unit_test(spaces_survive_a_restart),
+        cmocka_unit_test(seen_from_outside),
     };
     return cmocka_run_group_tests_name("cache over HTTP", tests, NULL, NULL);
 }

@@ -237,5 +237,7 @@ typedef struct {
     uint64_t retry_after_ms;   /* for 429: from measured rates, at least 1000 */
 } engine_view;
 void engine_look(engine *e, engine_view *v);
+/* The salt of the state directory (store_salt), for naming cache spaces.  False: there is none. */
+bool engine_salt(const engine *e, uint8_t out[32]);
 
 #endif

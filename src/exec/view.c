@@ -163,6 +163,8 @@ static void count(const executor *x, engine_view *out) {
     out->pauses_total = x->pauses;
 }
 
+bool engine_salt(const engine *e, uint8_t out[32]) { return e->opt.store && store_salt(e->opt.store, out); }
+
 void engine_look(engine *e, engine_view *out) {
     row_view *rows = out->rows, *queue = out->queue;
     uint32_t cap_rows = out->cap_rows, cap_queue = out->cap_queue;

@@ -6,10 +6,11 @@
 
 #include <errno.h>
 #include <math.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 /* One pass over the text before jansson sees it: count values, and find integers beyond int64. */
 typedef struct {
@@ -192,17 +193,19 @@ bool req_priority(const json_t *o, gen_priority *p, serve_error *e) {
 /* Of the API key and a name that the client chose; "" where there is neither.  Salted, so that nobody can choose a name
  * that lands on somebody else's digest, and the digest tells nothing. */
 static bool class_digest(const server *s, size_t key, const char *name, size_t n, char out[40], serve_error *e) {
-    XXH3_state_t *h;
-    XXH128_hash_t d;
+    uint8_t d[32];
+    unsigned n_d = sizeof d;
+    hd_buf all;
+    bool ok;
     if (!key && !n) return true;
-    if (!(h = XXH3_createState())) return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
-    XXH3_128bits_reset_withSeed(h, s->share_salt);
-    if (key) XXH3_128bits_update(h, s->keys[key - 1], strlen(s->keys[key - 1]) + 1);
-    else XXH3_128bits_update(h, "", 1);
-    if (n) XXH3_128bits_update(h, name, n);
-    d = XXH3_128bits_digest(h);
-    XXH3_freeState(h);
-    snprintf(out, 40, "%016llx%016llx", (unsigned long long)d.high64, (unsigned long long)d.low64);
+    buf_init(&all, SIZE_MAX);
+    if (key) buf_str(&all, s->keys[key - 1]);
+    buf_byte(&all, 0);
+    buf_add(&all, name, n);
+    ok = !all.failed && HMAC(EVP_sha256(), s->share_salt, sizeof s->share_salt, (const uint8_t *)all.data, all.len, d, &n_d);
+    buf_deinit(&all);
+    if (!ok) return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
+    for (int i = 0; i < 16; i++) snprintf(out + 2 * i, 3, "%02x", d[i]);
     return true;
 }
 

@@ -299,7 +299,6 @@ hd_status server_open(server **out, engine *e, model *m, const server_options *o
     buf_init(&s->record, JOURNAL_FINISH_BYTES);
     server_defaults(&s->opt);
     s->created = hd_wall_seconds();
-    s->share_salt = server_random_u64();
     if (!(s->host = hd_strdup(s->opt.host ? s->opt.host : "127.0.0.1")) ||
         !(s->cors_origin = hd_strdup(s->opt.cors_origin ? s->opt.cors_origin : "*")) ||
         !(s->recent = hd_calloc(RECENT_IDS, sizeof *s->recent)) || !(s->met = metrics_new())) {
@@ -347,6 +346,8 @@ hd_status server_attach(server *s, engine *e, model *m, hd_err *err) {
     s->eng = e;
     s->mdl = m;
     s->info = i;
+    if (!engine_salt(e, s->share_salt))
+        for (int k = 0; k < 4; k++) memcpy(s->share_salt + 8 * k, &(uint64_t){server_random_u64()}, 8);
     engine_look(e, &v);
     s->ctx = v.ctx;
     s->max_rows = v.max_rows;

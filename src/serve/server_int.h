@@ -41,7 +41,7 @@ struct server {
     char **keys, **aliases;
     uint16_t port;
     int64_t created;
-    uint64_t share_salt;
+    uint8_t share_salt[32]; /* of names of spaces and shares; from attach on: the state directory's, where there is one */
     struct event_base *base;
     pthread_t loop_thread;
     bool loop_started;

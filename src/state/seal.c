@@ -88,6 +88,11 @@ bool seal_derive(const seal_master *m, const uint8_t salt[SEAL_SALT], uint8_t ke
     return true;
 }
 
+bool seal_secret(const seal_master *m, const char label[17], uint8_t out[32]) {
+    static const uint8_t no_salt[SEAL_SALT];
+    return hmac(m, label, no_salt, out);
+}
+
 bool seal_begin(seal *s, const seal_file *f, uint64_t number, bool writing) {
     *s = (seal){NULL, NULL, writing};
     if (!f->on) {

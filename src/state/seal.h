@@ -36,6 +36,9 @@ typedef struct {
 /* The keys of one file; `check` tells whether a file was made with this master key.  False: no memory. */
 bool seal_derive(const seal_master *m, const uint8_t salt[SEAL_SALT], uint8_t key[32], uint8_t check[16]);
 
+/* A secret that follows from the master key, by a label of 16 characters.  False: no memory. */
+bool seal_secret(const seal_master *m, const char label[17], uint8_t out[32]);
+
 typedef struct {
     void *hash, *cipher;
     bool writing;

@@ -91,6 +91,11 @@ hd_status store_flush(store *s, uint32_t timeout_ms, hd_err *err);
 /* Look for files of other processes now, and wait until it is done (tests, start-up). */
 void store_rescan(store *s);
 
+/* 32 bytes that every process on this directory gets, today and after a restart; for naming what must not be guessed.  False:
+ * they could not be kept (out is then undefined): the caller makes its own, and finds nothing again after a restart. */
+enum { STORE_SALT = 32 };
+bool store_salt(const store *s, uint8_t out[STORE_SALT]);
+
 typedef struct {
     uint64_t files, pages, bytes, cap_bytes; /* files and bytes of the directory as last listed */
     uint64_t queue_pages, queue_bytes, queue_cap_bytes;

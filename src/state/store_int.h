@@ -110,6 +110,8 @@ void store_dir_unlock(store *s);
 void store_remove(store *s, const uint8_t id[SEG_ID]); /* any thread, mu not held */
 uint64_t store_listing_bytes(void);                    /* of the longest listing of the directory */
 
+/* store_salt.c has store_salt. */
+
 /* store_write.c */
 void *store_writer(void *arg);
 
