@@ -218,6 +218,37 @@ static void the_end_of_an_answer_is_kept(void **state) {
     close_rig(&r);
 }
 
+/* Where a next turn is expected to leave the prompt, well before its end: the window there outlives others, also when the
+ * prompt is taken up and not computed. */
+static void the_boundary_is_kept(void **state) {
+    enum { AT = 501 };
+    static int32_t p[1000];
+    (void)state;
+    for (int taken = 0; taken < 2; taken++)
+        for (int told = 0; told < 2; told++) {
+            gen_event end;
+            gen_request q = asks(p, 1000, 200);
+            rig r = open_rig("\"window\":64,", (engine_options){.kv_budget_bytes = (2 * 75 + 40) * PAGE * SCRIPT_TOKEN_BYTES});
+            fill(p, 1000, 9);
+            if (taken) run(&r, &q, 1, &end);
+            q.boundary = told ? AT : 0;
+            run(&r, &q, 1, &end);
+            q.boundary = 0;
+            fill(p, 1000, 10);
+            run(&r, &q, 1, &end);
+            assert_true(look(&r).pages_evicted > 50);
+            fill(p, 1000, 9);
+            fill(p + AT, 50, 12);
+            p[AT] = 2 + (p[AT] - 1) % 4;
+            q = asks(p, AT + 50, 1);
+            run(&r, &q, 1, &end);
+            if (told && end.stats.cached_tokens < AT)
+                fail_msg("%u cached (%s at %u)", end.stats.cached_tokens, end.stats.cache_miss, end.stats.cache_miss_at);
+            if (!told) assert_true(end.stats.cached_tokens < AT - PAGE); /* not for nothing */
+            close_rig(&r);
+        }
+}
+
 /* Who shares with whom, and what is said of it. */
 static void spaces_and_switches(void **state) {
     int32_t p[100] = {0};
@@ -303,6 +334,7 @@ int main(void) {
         cmocka_unit_test(sharing_makes_room),
         cmocka_unit_test(a_conversation),
         cmocka_unit_test(r021_the_same_again_with_windows),
+        cmocka_unit_test(the_boundary_is_kept),
         cmocka_unit_test(the_end_of_an_answer_is_kept),
         cmocka_unit_test(spaces_and_switches),
         cmocka_unit_test(r022_a_thousand_prompts),

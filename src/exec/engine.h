@@ -60,6 +60,8 @@ typedef struct {
     gen_priority priority;
     const char *share;           /* requests of one share key (a user, an API key) get one fair share; NULL = ""; <= 63 bytes */
     bool collect;                /* its unread output is bounded by collect_tokens instead of by the session's queue */
+    size_t boundary;             /* so many tokens of the prompt a next turn is expected to begin with; 0: unknown.  A hint: what
+                                    windows see there is kept longer */
     const char *cache_space;     /* shares computed prefixes only with requests of the same name (a tenant); NULL = ""; <= 63 bytes */
     bool no_cache;               /* take nothing up and leave nothing behind */
     bool readmit;                /* accepted in an earlier life: a full queue does not refuse it */

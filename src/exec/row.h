@@ -74,6 +74,7 @@ struct row {
     uint32_t n_taken;         /* prompt tokens taken up instead of computed, before its first token */
     bool alone;               /* a page could not be put in: no more are */
     bool marked;              /* the end of its prompt is, in the tree */
+    bool boundary_marked;     /* and the place where a next turn is expected to leave it */
     prefix_miss miss;         /* why not more */
     uint32_t miss_at;
     uint64_t computed;        /* positions that were computed, again after a preemption */

@@ -83,6 +83,19 @@ static void count_taken(row *r, uint32_t n) {
     if (!r->t_first_us && !r->preemptions) r->n_taken += n < room ? n : room;
 }
 
+/* Rows will go on after n tokens of r, once the page that holds that place is in the tree. */
+static void mark_at(executor *x, const row *r, uint32_t n, bool *done) {
+    if (!r->root || *done || r->n_shared <= n / x->opt.page_tokens) return;
+    prefix_mark(x->tree, r->path[n / x->opt.page_tokens]);
+    *done = true;
+}
+
+static void mark_places(executor *x, row *r) {
+    size_t boundary = r->s->copy.req.boundary;
+    mark_at(x, r, r->n_prompt, &r->marked); /* a next turn begins like this prompt */
+    if (boundary && boundary < r->n_prompt) mark_at(x, r, (uint32_t)boundary, &r->boundary_marked);
+}
+
 /* The longest hit; without its tail where original and copy do not both have room. */
 static void choose(const executor *x, const session *s, prefix_hit *h) {
     find(x, s, true, h);
@@ -112,6 +125,7 @@ void share_begin(executor *x, row *r) {
     hold_windows(x, r);
     if (h.tail) copy_tail(x, r, h.tail);
     count_taken(r, r->n_done);
+    mark_places(x, r);
     if (!r->preemptions) {
         r->miss = h.miss;
         r->miss_at = h.miss_at;
@@ -141,10 +155,7 @@ static void publish_one(executor *x, row *r) {
 
 void share_publish(executor *x, row *r) {
     while (r->root && !r->alone && r->n_done / x->opt.page_tokens > r->n_shared) publish_one(x, r);
-    if (r->root && !r->marked && r->n_shared > r->n_prompt / x->opt.page_tokens) {
-        prefix_mark(x->tree, r->path[r->n_prompt / x->opt.page_tokens]); /* a next turn begins like this prompt */
-        r->marked = true;
-    }
+    mark_places(x, r);
 }
 
 /* ---- following ---- */
@@ -219,5 +230,5 @@ void share_end(executor *x, row *r, bool keep) {
     while (r->n_shared) prefix_leave(x->tree, r->path[--r->n_shared]);
     prefix_leave(x->tree, r->root);
     r->root = NULL;
-    r->alone = r->marked = false;
+    r->alone = r->marked = r->boundary_marked = false;
 }
