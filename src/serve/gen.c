@@ -27,6 +27,7 @@ static void link_gen(gen *g) {
 static void choice_deinit(choice *ch) {
     if (ch->s) session_free(ch->s);
     buf_deinit(&ch->text);
+    id_list_deinit(&ch->ids);
     for (int i = 0; i < N_PIECES; i++) buf_deinit(&ch->pieces[i]);
     hd_free(ch->pending);
     buf_deinit(&ch->at.chunk);

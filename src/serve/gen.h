@@ -14,6 +14,7 @@
 
 #include "serve/error.h"
 #include "serve/http.h"
+#include "serve/prompt.h"
 #include "serve/request.h"
 #include "serve/server_int.h"
 #include "serve/viewer.h"
@@ -41,6 +42,7 @@ typedef struct {
     session *s;
     uint32_t index, prompt;
     hd_buf text;              /* collected text (unstreamed); embeddings: the vector's bytes */
+    id_list ids;              /* of a chat's answer, which its client may bring back; cut off at a limit */
     hd_buf pieces[N_PIECES];
     uint32_t n_piece;         /* entries in pieces A..D */
     uint64_t text_bytes;      /* generated text released so far */
@@ -62,6 +64,7 @@ typedef struct {
     id_list ids;
     char *echo; /* completions: the text to echo, or NULL */
     size_t n_echo;
+    prompt_facts facts; /* chat */
 } gen_prompt;
 
 typedef struct dialect {

@@ -152,7 +152,10 @@ static void collect_one(gen *g, choice *ch) {
 }
 
 static void take_token(gen *g, choice *ch, const gen_event *ev, hd_buf *out) {
+    hd_err err;
     collect_one(g, ch);
+    /* Without memory, or past the limit, they are not all there: replay_write will see it. */
+    if (g->d == &dialect_chat) id_list_add(&ch->ids, ev->sample.id, &err);
     if (g->plan.return_token_ids) buf_fmt(&ch->pieces[PIECE_IDS], "%s%d", ch->pieces[PIECE_IDS].len ? "," : "", ev->sample.id);
     if (g->plan.logprobs) {
         hd_buf text;

@@ -5,6 +5,7 @@
 #include "serve/bounds.h"
 #include "serve/durable.h"
 #include "serve/runner.h"
+#include "text/replay.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -78,6 +79,7 @@ static void fill_request(const gen *g, uint32_t i, bool begun, char id[64], gen_
                        .share = p->share,
                        .cache_space = p->space,
                        .no_cache = p->no_cache,
+                       .boundary = prompt->facts.boundary,
                        .prompt = prompt->ids.ids,
                        .n_prompt = prompt->ids.n,
                        .max_tokens = cap(g, prompt->ids.n),
@@ -170,6 +172,7 @@ bool gen_make_choices(gen *g) {
         ch->prompt = i / p->n;
         ch->stop_index = -1;
         buf_init(&ch->text, TEXT_MAX);
+        id_list_init(&ch->ids, REPLAY_MAX_IDS);
         for (int j = 0; j < N_PIECES; j++) buf_init(&ch->pieces[j], PIECE_MAX);
         detok_init(&ch->dt, g->srv->info->tok, p->score_prompt);
         buf_init(&ch->at.chunk, VIEW_CHUNK_MAX);

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "serve/request.h"
+#include "serve/said.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -293,7 +294,38 @@ static bool cut_final(const json_t *msgs, hd_buf *text, const template_spans *sp
     return bad_field(e, "continue_final_message", "the chat template does not keep the last message's text");
 }
 
-bool prompt_chat(server *s, const json_t *body, id_list *out, char *warning, size_t n_warning, serve_error *e) {
+/* What windows of attention look through must be kept where conversations go on: only then is the place of use. */
+static bool wants_boundary(const model_info *m) {
+    for (uint32_t g = 0; g < m->n_groups; g++)
+        if (m->groups[g].window) return true;
+    return false;
+}
+
+/* Where a next turn will leave these tokens: the conversation is rendered as it would be with an answer and a question more,
+ * and the common beginning counted.  Templates that drop the reasoning of past turns leave them well before the end.  A
+ * guess that costs no more than rendering again: bytes are compared, and tokens counted by what they print, which is exact
+ * but for normalised text and SentencePiece's first space.  0: the template will not have it. */
+static size_t boundary(const model_info *m, json_t *input, const json_t *msgs, const hd_buf *text, const id_list *ids) {
+    json_t *longer = json_copy((json_t *)(uintptr_t)msgs), *more = json_pack("[{s:s,s:s},{s:s,s:s}]", "role", "assistant", "content",
+                                                                            "x", "role", "user", "content", "x");
+    template_options opt = {.now = hd_wall_seconds(), .local = true};
+    size_t same = 0, n = 0;
+    hd_buf next;
+    hd_err err;
+    buf_init(&next, (size_t)64 << 20);
+    if (longer && more && !json_array_extend(longer, more) && !json_object_set(input, "messages", longer) &&
+        template_render(m->chat, input, &opt, &next, NULL, &err) == HD_OK)
+        while (same < text->len && same < next.len && text->data[same] == next.data[same]) same++;
+    for (size_t bytes = 0; same && n < ids->n; n++)
+        if ((bytes += tokenizer_bytes(m->tok, ids->ids[n], true).n) > same) break;
+    buf_deinit(&next);
+    json_decref(more);
+    json_decref(longer);
+    return n;
+}
+
+bool prompt_chat(server *s, const json_t *body, id_list *out, prompt_facts *facts, char *warning, size_t n_warning,
+                 serve_error *e) {
     const model_info *info = s->info;
     json_t *msgs = NULL, *tool_list = NULL, *input = NULL;
     const json_t *kwargs = req_get(body, "chat_template_kwargs");
@@ -305,8 +337,10 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, char *warning, siz
     size_t n_pieces = 0;
     hd_status st;
     hd_err err = {0};
+    said *with_ids = NULL;
+    prompt_facts f = {0};
     buf_init(&text, (size_t)64 << 20);
-    if (!(msgs = messages(s, body, e)) || !tools(body, &tool_list, warning, n_warning, e) ||
+    if (!(msgs = messages(s, body, e)) || !said_open(&with_ids, info->tok, msgs, e) || !tools(body, &tool_list, warning, n_warning, e) ||
         !req_bool(body, "continue_final_message", &go_on, e))
         goto out;
     generation_prompt = !go_on;
@@ -365,13 +399,16 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, char *warning, siz
         pieces[n_pieces++] = (text_piece){text.data + sp->start, n, sp->trusted};
     }
     out->max = MAX_PROMPT_IDS;
-    if ((st = tokenizer_encode_pieces(info->tok, pieces, n_pieces, 0, out, &err)) != HD_OK) {
+    if ((st = said_encode(with_ids, info->tok, pieces, n_pieces, out, &f.n_replayed, &err)) != HD_OK) {
         if (st == HD_NOMEM) oom(e);
         else serve_fail(e, 400, "invalid_value", "messages", "%s", err.msg);
         goto out;
     }
+    if (facts && wants_boundary(info) && !go_on) f.boundary = boundary(info, input, msgs, &text, out);
+    if (facts) *facts = f;
     ok = true;
 out:
+    said_close(with_ids);
     hd_free(pieces);
     template_spans_deinit(&spans);
     buf_deinit(&text);

@@ -7,8 +7,14 @@
 
 #include <jansson.h>
 
+typedef struct {
+    size_t n_replayed; /* ids that came along with answers (serve/said.h) and stand in the prompt */
+    size_t boundary;   /* so many tokens at its beginning a next turn will have too, as far as the template tells; 0: unknown */
+} prompt_facts;
+
 /* Render body's messages (with tools, template arguments, continue_final_message ...) and append their ids to out.
- * warning (of n_warning bytes) receives what was ignored, or stays as it is. */
-bool prompt_chat(server *s, const json_t *body, id_list *out, char *warning, size_t n_warning, serve_error *e);
+ * warning (of n_warning bytes) receives what was ignored, or stays as it is.  facts may be NULL. */
+bool prompt_chat(server *s, const json_t *body, id_list *out, prompt_facts *facts, char *warning, size_t n_warning,
+                 serve_error *e);
 
 #endif
