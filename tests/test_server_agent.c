@@ -51,7 +51,7 @@ static char dir[] = "/tmp/heddle-agent-XXXXXX";
 
 typedef struct {
     const char *model; /* a path, or NULL: the scripted one */
-    uint32_t page, max_tokens;
+    uint32_t page, max_tokens, window;
 } subject;
 
 typedef struct {
@@ -59,10 +59,11 @@ typedef struct {
     store *st;
 } place;
 
-static char *script(void) {
+static char *script(uint32_t window) {
     json_t *v = json_pack("{s:[s,s,s,s,s],s:{s:i,s:[i]},s:i,s:s,s:[]}", "vocab", "<s>", "</s>", "<think>", "</think>", " the",
                           "special", "bos", 0, "eos", 1, "context", 8192, "template", agent_template, "rules");
     char *text;
+    if (window) json_object_set_new(v, "window", json_integer(window));
     for (size_t i = 0; i < sizeof emits / sizeof *emits; i++) {
         json_t *rule = json_pack("{s:[s]}", "emit", emits[i][1]);
         if (*emits[i][0]) {
@@ -87,7 +88,7 @@ static void place_open(place *p, const subject *s, uint64_t budget, const char *
         eo.store = p->st;
     }
     if (!s->model) {
-        char *text = script();
+        char *text = script(s->window);
         rig_open(&p->r, text, NULL, &eo);
         free(text);
         return;
@@ -119,7 +120,9 @@ static void forget(void) {
 
 typedef struct {
     int number;
-    bool parses; /* its client takes tool calls out of the text */
+    bool parses; /* its client takes tool calls out of the text, and drops what it does not know */
+    bool brings_ids;
+    size_t replayed;
     json_t *messages, *tools;
     int turn;
 } talk;
@@ -160,7 +163,10 @@ static void next_question(talk *t) {
 /* The answer goes into the history the way its client keeps it. */
 static void keep_answer(talk *t, json_t *reply) {
     const char *text = str_at(reply, "choices.0.message.content"), *call = strstr(text, "<tool_call>look_up ");
-    if (call && t->parses) {
+    t->brings_ids = !t->parses && at(reply, "choices.0.message.extra_content");
+    if (!call && t->parses) {
+        say(t, "assistant", text);
+    } else if (call && t->parses) {
         json_t *m = json_pack("{s:s,s:s%,s:[{s:s,s:s,s:{s:s,s:s}}]}", "role", "assistant", "content", text, call - text,
                               "tool_calls", "id", "call_1", "type", "function", "function", "name", "look_up", "arguments",
                               "{\"word\": \"weft\"}");
@@ -173,7 +179,7 @@ static void keep_answer(talk *t, json_t *reply) {
 
 static json_t *post(place *p, const talk *t, const subject *s, bool no_cache) {
     json_t *body = json_pack("{s:O,s:i,s:i,s:b,s:f,s:b,s:i}", "messages", t->messages, "max_tokens", s->max_tokens, "seed",
-                             100 * t->number + t->turn, "return_token_ids", 1, "temperature", 0.7, "logprobs", 1, "top_logprobs", 2);
+                             100 * t->number + t->turn, "return_token_ids", 1, "temperature", 1.0, "logprobs", 1, "top_logprobs", 2);
     char *json;
     json_t *v;
     int status;
@@ -255,8 +261,9 @@ static json_t *turn(place *warm, place *cold, talk *t, const subject *s, size_t 
     return v;
 }
 
-static void expect_share(const talk *t, json_t *v, size_t could, size_t least) {
+static void expect_share(talk *t, json_t *v, size_t could, size_t least) {
     if (cached(v) > could) fail_msg("turn %d: %zu tokens cached, %zu were computed", t->turn - 1, cached(v), could);
+    t->replayed += (size_t)json_integer_value(at(v, "usage.prompt_tokens_details.replayed_tokens"));
     if (cached(v) < least)
         fail_msg("turn %d: %zu of %zu tokens cached (%s at %d)", t->turn - 1, cached(v), could, miss(v),
                  (int)json_integer_value(at(v, "usage.prompt_tokens_details.cache_miss_at")));
@@ -264,8 +271,9 @@ static void expect_share(const talk *t, json_t *v, size_t could, size_t least) {
 
 /* ---- what is tested of each model ---- */
 
-/* One conversation after the other: 95 % and more. */
-static void alone(const subject *s, bool tools) {
+/* One conversation after the other: 95 % and more.  verbatim: the template keeps answers as they are, so that one whose ids
+ * came along is a hit to its end. */
+static void alone(const subject *s, bool tools, bool verbatim) {
     place warm, cold;
     place_open(&warm, s, 64 << 20, NULL, false);
     place_open(&cold, s, 64 << 20, NULL, true);
@@ -274,7 +282,10 @@ static void alone(const subject *s, bool tools) {
         talk t;
         talk_open(&t, i, tools, i == 1);
         for (int k = 0; k < TURNS; k++) {
+            bool whole = verbatim && t.brings_ids;
             json_t *v = turn(&warm, &cold, &t, s, &could), *w;
+            if (whole && could < known[n_known - 2].n)
+                fail_msg("turn %d: only %zu tokens of the turn before are there again", k, could);
             expect_share(&t, v, could, (could * 95 + 99) / 100);
             if (k == TURNS - 1) { /* once more, told to take nothing up */
                 json_array_remove(t.messages, json_array_size(t.messages) - 1);
@@ -287,6 +298,7 @@ static void alone(const subject *s, bool tools) {
             json_decref(v);
         }
         assert_true(could > 100);
+        print_message("%zu ids of answers came along\n", t.replayed);
         talk_close(&t);
     }
     place_close(&cold);
@@ -370,9 +382,51 @@ static void interleaved(const subject *s, bool disk) {
     forget();
 }
 
+/* A conversation that comes with a history: its next question will drop the reasoning behind the last one, far before the end
+ * of the prompt.  The window there is kept, though pages of windows are short, because the template tells. */
+static void joins_far_back(const subject *s) {
+    place warm;
+    talk t, other;
+    json_t *v;
+    size_t could, all;
+    char text[2000];
+    place_open(&warm, s, 64 << 20, NULL, false); /* how much one takes */
+    for (int k = 0; k < 2; k++) {
+        talk_open(&t, 1, true, false);
+        talk_open(&other, 2, true, false);
+        next_question(&t);
+        memset(text, 0, sizeof text);
+        for (size_t n = 0; n < 1500; n += 25) memcpy(text + n, "I think of the weft then.", 25);
+        memcpy(text + 1500, "</think>Let me look.", 20);
+        say(&t, "assistant", text);
+        t.turn++;
+        v = turn(&warm, NULL, &t, s, &could);
+        json_decref(v);
+        if (!k) {
+            all = cached_bytes(&warm);
+            place_close(&warm);
+            place_open(&warm, s, all * 3 / 2, NULL, false);
+        } else {
+            for (int i = 0; i < 2; i++) { /* long ones that need the room */
+                other.number = 3 + i;
+                say(&other, "user", text);
+                json_decref(post(&warm, &other, s, false));
+            }
+            v = turn(&warm, NULL, &t, s, &could);
+            expect_share(&t, v, could, could);
+            assert_true(could < (size_t)json_integer_value(at(v, "usage.prompt_tokens")) - 100);
+            json_decref(v);
+        }
+        talk_close(&t);
+        talk_close(&other);
+        forget();
+    }
+    place_close(&warm);
+}
+
 /* ---- models ---- */
 
-static const subject scripted = {NULL, 16, 200};
+static const subject scripted = {NULL, 16, 200, 0}, scripted_window = {NULL, 16, 200, 64};
 
 static void with_template(const char *from, const char *to) {
     gguf_edit e = {.keys = {{"tokenizer.chat_template", GGUF_STRING, 0, agent_template},
@@ -381,7 +435,7 @@ static void with_template(const char *from, const char *to) {
 }
 
 static char tiny_path[80];
-static const subject tiny = {tiny_path, 16, 24};
+static const subject tiny = {tiny_path, 16, 24, 0};
 
 static void make_tiny(void) {
     char plain[80];
@@ -391,10 +445,12 @@ static void make_tiny(void) {
     with_template(plain, tiny_path);
 }
 
-static void a_script(void **state) { (void)state, alone(&scripted, true); }
+static void a_script(void **state) { (void)state, alone(&scripted, true, false); }
 static void a_script_restarts(void **state) { (void)state, restarts(&scripted); }
+static void a_script_with_a_window(void **state) { (void)state, alone(&scripted_window, true, false); }
+static void a_history_with_a_window(void **state) { (void)state, joins_far_back(&scripted_window); }
 static void a_script_interleaved(void **state) { (void)state, interleaved(&scripted, false); }
-static void sliding_windows(void **state) { (void)state, alone(&tiny, true); }
+static void sliding_windows(void **state) { (void)state, alone(&tiny, true, false); }
 static void sliding_windows_restart(void **state) { (void)state, restarts(&tiny); }
 static void sliding_windows_interleaved(void **state) { (void)state, interleaved(&tiny, false); }
 static void sliding_windows_interleaved_with_disk(void **state) { (void)state, interleaved(&tiny, true); }
@@ -402,7 +458,7 @@ static void sliding_windows_interleaved_with_disk(void **state) { (void)state, i
 static void the_demo_model(void **state) {
     const char *path = getenv("HEDDLE_TEST_MODEL");
     char edited[80];
-    subject s = {path, 64, 40};
+    subject s = {path, 64, 40, 0};
     (void)state;
     if (!path || !*path) {
         print_message("skipped: HEDDLE_TEST_MODEL does not name a model\n");
@@ -412,11 +468,11 @@ static void the_demo_model(void **state) {
     print_message("skipped: a real model under a sanitizer takes minutes and shows nothing that the tiny ones do not\n");
     skip();
 #endif
-    alone(&s, false);
+    alone(&s, false, true);
     snprintf(edited, sizeof edited, "%s/demo.gguf", dir);
     with_template(path, edited);
     s.model = edited;
-    alone(&s, true);
+    alone(&s, true, false);
     restarts(&s);
     unlink(edited);
 }
@@ -445,6 +501,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
 #define T(f) cmocka_unit_test_setup(f, start)
         T(a_script),        T(a_script_restarts),       T(a_script_interleaved),
+        T(a_script_with_a_window), T(a_history_with_a_window),
         T(sliding_windows), T(sliding_windows_restart), T(sliding_windows_interleaved),
         T(sliding_windows_interleaved_with_disk),       T(the_demo_model),
     };

@@ -8,7 +8,7 @@
 
 #include "base/mem.h"
 #include "serve/request.h"
-#include "serve/said.h"
+#include "serve/history.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -337,10 +337,10 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, prompt_facts *fact
     size_t n_pieces = 0;
     hd_status st;
     hd_err err = {0};
-    said *with_ids = NULL;
+    history *with_ids = NULL;
     prompt_facts f = {0};
     buf_init(&text, (size_t)64 << 20);
-    if (!(msgs = messages(s, body, e)) || !said_open(&with_ids, info->tok, msgs, e) || !tools(body, &tool_list, warning, n_warning, e) ||
+    if (!(msgs = messages(s, body, e)) || !history_open(&with_ids, info->tok, msgs, e) || !tools(body, &tool_list, warning, n_warning, e) ||
         !req_bool(body, "continue_final_message", &go_on, e))
         goto out;
     generation_prompt = !go_on;
@@ -399,7 +399,7 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, prompt_facts *fact
         pieces[n_pieces++] = (text_piece){text.data + sp->start, n, sp->trusted};
     }
     out->max = MAX_PROMPT_IDS;
-    if ((st = said_encode(with_ids, info->tok, pieces, n_pieces, out, &f.n_replayed, &err)) != HD_OK) {
+    if ((st = history_encode(with_ids, info->tok, pieces, n_pieces, out, &f.n_replayed, &err)) != HD_OK) {
         if (st == HD_NOMEM) oom(e);
         else serve_fail(e, 400, "invalid_value", "messages", "%s", err.msg);
         goto out;
@@ -408,7 +408,7 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, prompt_facts *fact
     if (facts) *facts = f;
     ok = true;
 out:
-    said_close(with_ids);
+    history_close(with_ids);
     hd_free(pieces);
     template_spans_deinit(&spans);
     buf_deinit(&text);

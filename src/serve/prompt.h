@@ -8,7 +8,7 @@
 #include <jansson.h>
 
 typedef struct {
-    size_t n_replayed; /* ids that came along with answers (serve/said.h) and stand in the prompt */
+    size_t n_replayed; /* ids that came along with answers (serve/history.h) and stand in the prompt */
     size_t boundary;   /* so many tokens at its beginning a next turn will have too, as far as the template tells; 0: unknown */
 } prompt_facts;
 

@@ -1,5 +1,5 @@
-/* said.c - see said.h. */
-#include "serve/said.h"
+/* history.c - see history.h. */
+#include "serve/history.h"
 
 #include "base/mem.h"
 #include "serve/request.h"
@@ -22,7 +22,7 @@ typedef struct {
     id_list ids; /* of all of the text; empty: none came along */
 } entry;
 
-struct said {
+struct history {
     entry *v; /* by hash, then length, then order */
     size_t n;
 };
@@ -54,7 +54,7 @@ static int by_text(const void *a, const void *b) {
     return x->order < y->order ? -1 : x->order > y->order;
 }
 
-void said_close(said *s) {
+void history_close(history *s) {
     if (!s) return;
     for (size_t i = 0; i < s->n; i++) id_list_deinit(&s->v[i].ids);
     hd_free(s->v);
@@ -68,14 +68,14 @@ static bool any_code(const json_t *messages) {
     return false;
 }
 
-bool said_open(said **out, const tokenizer *t, json_t *messages, serve_error *e) {
+bool history_open(history **out, const tokenizer *t, json_t *messages, serve_error *e) {
     size_t n = json_array_size(messages);
     bool some = false;
-    said *s;
+    history *s;
     *out = NULL;
     if (!any_code(messages)) return true;
     if (!(s = hd_calloc(1, sizeof *s)) || !(s->v = hd_calloc(n, sizeof *s->v))) {
-        said_close(s);
+        history_close(s);
         return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
     }
     for (size_t i = 0; i < n; i++) {
@@ -84,7 +84,7 @@ bool said_open(said **out, const tokenizer *t, json_t *messages, serve_error *e)
         const char *code, *role = json_string_value(json_object_get(m, "role"));
         size_t n_code = 0;
         if (!code_of(m, i, &code, &n_code, e)) {
-            said_close(s);
+            history_close(s);
             return false;
         }
         if (json_string_length(c)) {
@@ -100,7 +100,7 @@ bool said_open(said **out, const tokenizer *t, json_t *messages, serve_error *e)
         json_object_del(m, "extra_content"); /* the code is not needed any more; the text stays */
     }
     if (!some) {
-        said_close(s);
+        history_close(s);
         return true;
     }
     qsort(s->v, s->n, sizeof *s->v, by_text);
@@ -109,7 +109,7 @@ bool said_open(said **out, const tokenizer *t, json_t *messages, serve_error *e)
 }
 
 /* The message that this run is, if it is one: each time it is asked for the next of those with this text. */
-static const entry *message_of(said *s, const char *text, size_t n) {
+static const entry *message_of(history *s, const char *text, size_t n) {
     entry want = {.text = text, .n = n, .hash = XXH3_64bits(text, n)}, *first;
     size_t lo = 0, hi = s->n;
     while (lo < hi) {
@@ -126,7 +126,7 @@ static const entry *message_of(said *s, const char *text, size_t n) {
 }
 
 /* The ids that came along for this piece: from *ids on, *n of them. */
-static bool replay_of(said *s, const tokenizer *t, const text_piece *p, const int32_t **ids, size_t *n) {
+static bool replay_of(history *s, const tokenizer *t, const text_piece *p, const int32_t **ids, size_t *n) {
     const char *core = p->text;
     size_t n_core = p->n, before, behind, first;
     const entry *x;
@@ -142,7 +142,7 @@ static bool replay_of(said *s, const tokenizer *t, const text_piece *p, const in
     return true;
 }
 
-hd_status said_encode(said *s, const tokenizer *t, const text_piece *pieces, size_t n_pieces, id_list *out, size_t *n_replayed,
+hd_status history_encode(history *s, const tokenizer *t, const text_piece *pieces, size_t n_pieces, id_list *out, size_t *n_replayed,
                       hd_err *err) {
     size_t from = 0;
     hd_status st = HD_OK;
