@@ -101,7 +101,7 @@ static inline size_t mm_group_bytes(tensor_type type, uint32_t n_cols) {
 typedef struct {     /* int16 lane sums: low half over k%4 in {0,1}, high half over k%4 in {2,3} */
     int8_t q[32];    /* -127..127 */
     int16_t init[2]; /* -8 * lane sums; twice that is the offset 16 */
-    int32_t sum16;   /* 16 * sum q */
+    int32_t minus8;  /* -8 * sum q */
     float scale;
     float ssum; /* scale * f32(sum q) */
 } act_i8_32;

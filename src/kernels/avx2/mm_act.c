@@ -75,7 +75,7 @@ void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, 
             sums = _mm_add_epi16(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
             _mm_storeu_si32(a->init, _mm_mullo_epi16(sums, _mm_set1_epi16(-8)));
             sum = _mm_cvtsi128_si32(_mm_madd_epi16(sums, _mm_set1_epi16(1)));
-            a->sum16 = 16 * sum;
+            a->minus8 = -8 * sum;
             a->ssum = a->scale * (float)sum;
         }
     }

@@ -3,7 +3,7 @@
  * Eight maddubs run into one int16 accumulator.  Values are unsigned; an offset (8 or 16) is the accumulator's start,
  * -offset * the activations' lane sums: additions may wrap on the way, the final lane is a sum of 16 (q - off) * a,
  * at most 16 * 16 * 127 = 32512.  Q4_1 starts at 0 (16 * 15 * 127 = 30480); Q5_1 uses the offset 16 and adds
- * 16 * sum(a) to the 32-bit sum. */
+ * 16 * sum(a), twice minus8 taken off, to the 32-bit sum. */
 #include "kernels/avx2/mm_avx2.h"
 
 #define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
@@ -22,7 +22,7 @@ TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *blk, const int q
 
 TILE_INLINE __m256 finish(const tensor_type ty, __m256i acc, __m256 d, __m256 m, __m256 f, const act_i8_32 *a) {
     __m256i sum = _mm256_madd_epi16(acc, _mm256_set1_epi16(1));
-    if (ty == TENSOR_Q5_1) sum = _mm256_add_epi32(sum, bcast32(&a->sum16));
+    if (ty == TENSOR_Q5_1) sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(bcast32(&a->minus8), 1));
     f = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, _mm256_broadcast_ss(&a->scale)), f);
     return HAS_MIN(ty) ? _mm256_fmadd_ps(m, _mm256_broadcast_ss(&a->ssum), f) : f;
 }

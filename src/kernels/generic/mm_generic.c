@@ -56,7 +56,7 @@ static void act_i8_32_block(act_i8_32 *a, const float *v) {
     }
     a->init[0] = (int16_t)(-8 * lane[0]);
     a->init[1] = (int16_t)(-8 * lane[1]);
-    a->sum16 = 16 * sum;
+    a->minus8 = -8 * sum;
     a->ssum = a->scale * (float)sum;
 }
 

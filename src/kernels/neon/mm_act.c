@@ -63,7 +63,7 @@ void mm_neon_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, 
             a->init[0] = (int16_t)(-8 * vget_lane_s16(sums, 0));
             a->init[1] = (int16_t)(-8 * vget_lane_s16(sums, 1));
             sum = vget_lane_s16(sums, 0) + vget_lane_s16(sums, 1);
-            a->sum16 = 16 * sum;
+            a->minus8 = -8 * sum;
             a->ssum = a->scale * (float)sum;
         }
     }

@@ -7,14 +7,18 @@
 #define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
 #define HAS_MIN(ty)  ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
 
-/* What a sum starts at: the record has the two halves of -8 * sum. */
+/* What a sum starts at. */
 TILE_INLINE __m256i start(const tensor_type ty, const act_i8_32 *a) {
+    __m256i v;
     if (HAS_MIN(ty)) return _mm256_setzero_si256();
-    return _mm256_madd_epi16(bcast32(a->init), _mm256_set1_epi16(HAS_BIT5(ty) ? 2 : 1));
+    v = bcast32(&a->minus8);
+    return HAS_BIT5(ty) ? _mm256_add_epi32(v, v) : v;
 }
 TILE_INLINE pair start_pair(const tensor_type ty, const act_i8_32 *a) {
+    pair v;
     if (HAS_MIN(ty)) return pair_zero();
-    return pair_dp16(pair_zero(), pair_bcast(a->init), pair_set(HAS_BIT5(ty) ? 0x00020002 : 0x00010001));
+    v = pair_bcast(&a->minus8);
+    return HAS_BIT5(ty) ? pair_add(v, v) : v;
 }
 
 TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *blk, const int q) {
