@@ -242,7 +242,7 @@ class World:
                     if job.is_gone:
                         job.gone(port)
                     else:
-                        job.is_gone = job.delete(port)
+                        job.is_gone = job.delete(port, life)
                 else:
                     getattr(job, what)(port)
                 self.did[what] += 1
@@ -302,19 +302,18 @@ class World:
         left, lock = list(self.done), threading.Lock()
 
         def reread():
-            mine = make_rng(self.seed, "again")
             while True:
                 with lock:
                     if not left:
                         return
                     j = left.pop()
                 try:
-                    if j.keyed:
-                        j.stream(self.port, "POST", j.spec.path, j.body(True), None, None, None, PATIENCE)
-                    j.attempt(self.port, self.life, mine, PATIENCE, leave=False)
+                    how = ("POST", j.spec.path, j.body(True)) if j.keyed else (
+                        "GET", f"{j.spec.path}/{j.who[0]}?stream=true", None)
+                    j.stream(self.port, *how, None, None, None, PATIENCE)
                     if j.store and j.who:
-                        j.object(self.life, *call(self.port, "GET", f"{j.spec.path}/{j.who[0]}", None, j.headers, PATIENCE))
-                    elif j.keyed and not j.cancelled:
+                        j.object(True, *call(self.port, "GET", f"{j.spec.path}/{j.who[0]}", None, j.headers, PATIENCE))
+                    if j.keyed and not j.cancelled:
                         j.unstreamed(*call(self.port, "POST", j.spec.path, j.body(False), j.head(), PATIENCE))
                     self.did["read at the end"] += 1
                 except (Fault, net.Broken, Cut, Silent) as e:

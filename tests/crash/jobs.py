@@ -25,6 +25,7 @@ class Job:
         # Two API keys use the same idempotency keys: they must not meet.
         self.key = f"{tag}-{number // 2}" if self.keyed else None
         self.store = not self.keyed or rng.random() < 0.4
+        self.background = not self.keyed and rng.random() < 0.4
         self.lock = threading.Lock()
         self.who = None       # (id, created), from the first reply that names them
         self.seen = []        # normalised events
@@ -124,13 +125,13 @@ class Job:
             if self.end is None:
                 self.end = [None] if status == 200 else [text]
 
-    def object(self, life, status, obj):
-        """GET of a stored one: the reply, or what there is so far.  True: it has ended.  A crash soon after the end may
-        leave it running again, for a while."""
+    def object(self, had_ended, status, obj):
+        """GET of a stored one: the reply, or what there is so far.  True: it has ended.  had_ended: a client saw its end in
+        this life, before this was asked; a crash soon after the end may leave it running again, for a while."""
         if status == 200 and obj.get("status") in ("queued", "in_progress"):
             with self.lock:
                 self._is((obj.get("id"), obj.get("created", self.who[1])))
-                if self.end_life == life:
+                if had_ended:
                     raise Fault(f"had ended and is {obj['status']}")
             return False
         if status == 200:
@@ -182,11 +183,14 @@ class Job:
         last = len(self.seen) - 1 if self.seen and rng.random() < 0.7 else None
         leave_after = (last or 0) + rng.randrange(1, 40) if leave and rng.random() < 0.15 else None
         way = rng.random()
+        if self.background and not self.who:
+            return self.begin(port)
         if self.who and self.store and (not self.keyed or way < 0.2):
             path = f"{self.spec.path}/{self.who[0]}"
             if way < 0.1:
+                had_ended = self.end_life == life
                 status, obj = call(port, "GET", path, None, self.headers, patience)
-                return status not in RETRY and self.object(life, status, obj)
+                return status not in RETRY and self.object(had_ended, status, obj)
             path += "?stream=true" + (f"&starting_after={last}" if last is not None else "")
             return self.stream(port, "GET", path, None, last, leave_after, plant, patience)
         if way < 0.8 or not self.keyed:
@@ -197,6 +201,18 @@ class Job:
         self.accepted = True
         self.unstreamed(status, obj)
         return True
+
+    def begin(self, port):
+        """A background request: answered at once, read later by its id."""
+        body = {**self.body(False), "background": True}
+        status, obj = call(port, "POST", self.spec.path, body, self.headers)
+        if status not in RETRY:
+            if status not in (200, 202) or obj.get("status") not in ("queued", "in_progress", "completed"):
+                raise Fault(f"background answers {status} {str(obj)[:300]}")
+            with self.lock:
+                self.accepted = True
+                self._is((obj["id"], obj.get("created")))
+        return False
 
     def conflict(self, port):
         """Another body under the key is refused."""
@@ -214,11 +230,14 @@ class Job:
             if status not in (200, *RETRY):
                 raise Fault(f"cancel answers {status} {obj}")
 
-    def delete(self, port):
+    def delete(self, port, life):
         """True: it is deleted."""
+        had_ended = self.end_life == life
         status, obj = call(port, "DELETE", f"{self.spec.path}/{self.who[0]}", None, self.headers)
         if status == 404 or status in RETRY:  # 404: deleted by a call whose answer was cut
             return status == 404
+        if status == 409 and not had_ended:  # a crash came soon after its end
+            return False
         if status != 200 or obj.get("deleted") is not True or obj.get("id") != self.who[0]:
             raise Fault(f"delete answers {status} {obj}")
         return True
