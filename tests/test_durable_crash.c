@@ -11,7 +11,7 @@
  *     those of an uninterrupted run; what was seen before is told again the same
  *   - a request of which a byte was seen is the same request (id, created) ever after
  *   - read again when it has ended, and by a server that starts after that, it is the same once more; also unstreamed
- * $HEDDLE_CRASH_CYCLES: cycles, 300 by default. */
+ * $HEDDLE_CRASH_CYCLES: cycles, 300 by default, 40 under a sanitizer. */
 #include "base/log.h"
 #include "base/mem.h"
 #include "util/memvfs.h"
@@ -33,7 +33,13 @@ enum {
     SLOTS = 5,          /* requests in a cycle */
     MAX_EVENTS = 256,
     CUT_SYNCS = 24,     /* syncs that are cut in turn; a cycle without a crash makes fewer in its first life */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    CYCLES = 40,
+    PATIENCE_MS = 120000,
+#else
+    CYCLES = 300,
     PATIENCE_MS = 20000,
+#endif
 };
 
 /* Ids 0 </s>, 1 .. 9 below; then the bytes.  Sampled answers differ by seed; halves of characters; one fails. */
@@ -335,7 +341,7 @@ static void reread(rig *r, slot *slots) {
 
 static void test_power_cuts(void **state) {
     const char *env = getenv("HEDDLE_CRASH_CYCLES");
-    long cycles = env ? atol(env) : 300, cuts = 0, seen = 0, cut_running = 0;
+    long cycles = env ? atol(env) : CYCLES, cuts = 0, seen = 0, cut_running = 0;
     size_t events = 0;
     (void)state;
     rig_open(&shared, script, NULL, NULL);
