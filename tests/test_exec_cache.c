@@ -328,6 +328,142 @@ static void r022_a_thousand_prompts(void **state) {
     unlink(path);
 }
 
+/* ---- pins ---- */
+
+static uint64_t now_us;
+static uint64_t turned(void *ctx) { return *(uint64_t *)ctx; }
+static const hd_clock pin_clock = {turned, &now_us};
+
+/* A conversation of its own, 500 tokens: computed, or taken up. */
+static uint32_t taken(rig *r, uint64_t seed, uint64_t pin_us, uint32_t *pinned) {
+    static int32_t p[500];
+    gen_request q = asks(p, 500, 4);
+    gen_event end;
+    fill(p, 500, seed);
+    q.pin_us = pin_us;
+    run(r, &q, 1, &end);
+    if (pinned) *pinned = end.stats.pinned_tokens;
+    return end.stats.cached_tokens;
+}
+
+#define PINNED (500 / PAGE * PAGE)
+
+/* A pinned prompt outlives ten others in a budget for three, until its time is over. */
+static void a_pin_keeps(void **state) {
+    (void)state;
+    for (int windows = 0; windows < 2; windows++)
+        for (int pin = 0; pin < 2; pin++) {
+            rig r = open_rig(windows ? "\"window\":64," : "",
+                             (engine_options){.clock = &pin_clock, .kv_budget_bytes = (windows + 1) * 100 * PAGE * SCRIPT_TOKEN_BYTES,
+                                              .pin_budget_bytes = 40 * (windows + 1) * PAGE * SCRIPT_TOKEN_BYTES});
+            uint32_t pinned, got;
+            assert_int_equal(taken(&r, 1, pin ? 60000000 : 0, &pinned), 0);
+            assert_int_equal(pinned, pin ? PINNED : 0);
+            assert_int_equal(look(&r).pins, pin);
+            assert_int_equal(look(&r).pages_used, 0);
+            for (uint64_t i = 0; i < 10; i++) taken(&r, 10 + i, 0, NULL);
+            got = taken(&r, 1, 0, NULL);
+            if (pin && got < PINNED) fail_msg("%u cached", got);
+            if (!pin) assert_true(got < PINNED);
+            now_us += 60000001; /* once it is over it is like any other */
+            engine_turn(r.e);
+            assert_int_equal(look(&r).pages_pinned, 0);
+            for (uint64_t i = 0; i < 10; i++) taken(&r, 30 + i, 0, NULL);
+            assert_true(taken(&r, 1, 0, NULL) < PINNED);
+            close_rig(&r);
+        }
+}
+
+/* More than the budget is not pinned; a newer one makes those go that end before it, and only those. */
+static void pins_have_a_budget(void **state) {
+    rig r = open_rig("", (engine_options){.clock = &pin_clock, .kv_budget_bytes = 200 * PAGE * SCRIPT_TOKEN_BYTES,
+                                          .pin_budget_bytes = 80 * PAGE * SCRIPT_TOKEN_BYTES});
+    uint32_t pinned;
+    (void)state;
+    taken(&r, 1, 100000000, &pinned);
+    assert_int_equal(pinned, PINNED);
+    taken(&r, 2, 50000000, &pinned);
+    assert_int_equal(pinned, PINNED);
+    taken(&r, 3, 40000000, &pinned); /* it would end first */
+    assert_int_equal(pinned, 0);
+    assert_int_equal(look(&r).pages_pinned, 2 * (PINNED / PAGE));
+    taken(&r, 4, 70000000, &pinned); /* that of 2 goes */
+    assert_int_equal(pinned, PINNED);
+    assert_int_equal(look(&r).pins, 2);
+    taken(&r, 4, 70000000, &pinned); /* again: the same pin */
+    assert_int_equal(pinned, PINNED);
+    assert_int_equal(look(&r).pins, 2);
+    now_us += 70000001;
+    engine_turn(r.e);
+    assert_int_equal(look(&r).pins, 1);
+    close_rig(&r);
+    r = open_rig("", (engine_options){.kv_budget_bytes = 200 * PAGE * SCRIPT_TOKEN_BYTES, .pin_budget_bytes = 1});
+    taken(&r, 1, 100000000, &pinned);
+    assert_int_equal(pinned, 0);
+    assert_int_equal(look(&r).pages_pinned, 0);
+    close_rig(&r);
+}
+
+/* A conversation that pins each of its turns has one pin; no number of short ones is too many. */
+static void pins_are_few(void **state) {
+    static int32_t p[1000];
+    gen_event end;
+    rig r = open_rig("", (engine_options){.clock = &pin_clock});
+    (void)state;
+    fill(p, 1000, 5);
+    for (uint32_t n = 100; n <= 1000; n += 100) {
+        gen_request q = asks(p, n, 1);
+        q.pin_us = 60000000;
+        run(&r, &q, 1, &end);
+        assert_int_equal(end.stats.pinned_tokens, n / PAGE * PAGE);
+        assert_int_equal(look(&r).pins, 1);
+        assert_int_equal(look(&r).pages_pinned, n / PAGE);
+    }
+    for (uint64_t i = 0; i < 3 * MAX_PINS; i++) {
+        gen_request q = asks(p, 2 * PAGE, 1);
+        fill(p, 2 * PAGE, 100 + i);
+        q.pin_us = 60000000 + i;
+        run(&r, &q, 1, &end);
+        assert_int_equal(end.stats.pinned_tokens, 2 * PAGE);
+        assert_true(look(&r).pins <= MAX_PINS);
+    }
+    assert_int_equal(look(&r).pages_pinned, 2 * MAX_PINS);
+    {
+        gen_request q = asks(p, PAGE - 1, 1); /* no page is full */
+        q.pin_us = 1000000;
+        run(&r, &q, 1, &end);
+        assert_int_equal(end.stats.pinned_tokens, 0);
+        q = asks(p, 2 * PAGE, 1);
+        q.pin_us = 90000000;
+        q.no_cache = true;
+        run(&r, &q, 1, &end);
+        assert_int_equal(end.stats.pinned_tokens, 0);
+    }
+    close_rig(&r);
+}
+
+/* Pins stop nobody: a prompt that needs their room gets it once nothing else runs, and so does a row that grows. */
+static void pins_yield_to_rows(void **state) {
+    static int32_t p[900];
+    gen_event end;
+    (void)state;
+    for (int grows = 0; grows < 2; grows++) {
+        rig r = open_rig("", (engine_options){.clock = &pin_clock, .ctx = 960, .default_max_tokens = 16,
+                                              .kv_budget_bytes = 62 * PAGE * SCRIPT_TOKEN_BYTES,
+                                              .pin_budget_bytes = 31 * PAGE * SCRIPT_TOKEN_BYTES});
+        gen_request q = asks(p, grows ? 300 : 900, grows ? GEN_NO_CAP : 10);
+        uint32_t pinned;
+        taken(&r, 1, 60000000, &pinned);
+        assert_int_equal(pinned, PINNED);
+        fill(p, 900, 6);
+        run(&r, &q, 1, &end);
+        assert_int_equal(end.finish, FINISH_LENGTH);
+        assert_int_equal(end.stats.generated_tokens, grows ? 660 : 10);
+        assert_int_equal(look(&r).pins, 0);
+        close_rig(&r);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_system_prompt_for_all),
@@ -335,6 +471,10 @@ int main(void) {
         cmocka_unit_test(a_conversation),
         cmocka_unit_test(r021_the_same_again_with_windows),
         cmocka_unit_test(the_boundary_is_kept),
+        cmocka_unit_test(a_pin_keeps),
+        cmocka_unit_test(pins_have_a_budget),
+        cmocka_unit_test(pins_are_few),
+        cmocka_unit_test(pins_yield_to_rows),
         cmocka_unit_test(the_end_of_an_answer_is_kept),
         cmocka_unit_test(spaces_and_switches),
         cmocka_unit_test(r022_a_thousand_prompts),

@@ -104,7 +104,10 @@ static void three_turns(void **state) {
 }
 
 static void salts_and_fields(void **state) {
-    static const char *const wrong[][2] = {{"\"cache_prompt\":3", "cache_prompt"}, {"\"cache_salt\":[]", "cache_salt"}};
+    static const char *const wrong[][2] = {
+        {"\"cache_prompt\":3", "cache_prompt"}, {"\"cache_salt\":[]", "cache_salt"}, {"\"cache_pin\":0", "cache_pin"},
+        {"\"cache_pin\":-5", "cache_pin"},      {"\"cache_pin\":1.5", "cache_pin"}, {"\"cache_pin\":86401", "cache_pin"},
+        {"\"cache_pin\":\"5m\"", "cache_pin"}};
     json_t *v;
     int status;
     (void)state;
@@ -130,6 +133,27 @@ static void salts_and_fields(void **state) {
         json_decref(v);
     }
     rig_close(&R);
+}
+
+/* cache_pin: what was pinned is said, and shown. */
+static void pins(void **state) {
+    static const char *const fields[] = {"true", "86400", "3600.0", "null", "false"};
+    (void)state;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        char json[200];
+        json_t *v, *pinned;
+        open_server();
+        snprintf(json, sizeof json, "{" PROMPT ",\"cache_pin\":%s}", fields[i]);
+        v = good(COMPLETE, json);
+        pinned = json_object_get(at(v, "usage.prompt_tokens_details"), "pinned_tokens");
+        if (i < 3) assert_int_equal(json_integer_value(pinned), 32); /* whole pages of 16 */
+        else assert_null(pinned);
+        json_decref(v);
+        assert_true(rig_wait(&R, "pages.used", 0, 5000));
+        assert_int_equal(rig_state(&R, "pages.pinned"), i < 3 ? 2 : 0);
+        assert_int_equal(rig_state(&R, "pages.pins"), i < 3);
+        rig_close(&R);
+    }
 }
 
 static json_t *as(const char *key, const char *json) {
@@ -225,7 +249,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(r018_reasoning_is_dropped), cmocka_unit_test(three_turns),       cmocka_unit_test(salts_and_fields),
         cmocka_unit_test(keys_do_not_share),         cmocka_unit_test(spaces_survive_a_restart),
-        cmocka_unit_test(seen_from_outside),
+        cmocka_unit_test(seen_from_outside),         cmocka_unit_test(pins),
     };
     return cmocka_run_group_tests_name("cache over HTTP", tests, NULL, NULL);
 }

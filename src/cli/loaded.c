@@ -29,6 +29,7 @@ int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo) 
     *mo = (model_options){.isa = o->isa ? o->isa : getenv("HEDDLE_ISA"), .n_threads = o->threads};
     *eo = (engine_options){.max_rows = o->max_rows, .max_queued = o->max_queued, .step_tokens = o->step_tokens,
                            .default_max_tokens = o->default_max_tokens, .kv_budget_bytes = o->kv_budget,
+                           .pin_budget_bytes = o->pin_budget,
                            .page_tokens = o->page_tokens, .ctx = o->ctx, .stuck_timeout_us = o->stuck_timeout_us,
                            .no_cache = o->no_cache, .trace = o->trace};
     if (!kv_types_by_name(o->kv_type, eo)) {

@@ -21,7 +21,7 @@
     "       [--max-queued N] [--default-max-tokens N] [--max-body SIZE] [--max-replies SIZE] [--max-connections N]\n"      \
     "       [--cors-origin ORIGIN] [--comment-interval SECONDS] [--drain-timeout SECONDS] [--stuck-timeout SECONDS] [--trace FILE]\n"  \
     "       [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--max-rows N]\n"                \
-    "       [--page-tokens N] [--no-cache] [--state-dir D] [--state-cap SIZE] [--state-key-file F]\n"                            \
+    "       [--page-tokens N] [--no-cache] [--pin-budget SIZE] [--state-dir D] [--state-cap SIZE] [--state-key-file F]\n" \
     "       [--no-durable] [--retain DURATION] [--log-cap SIZE]"
 
 enum { MAX_KEYS = 256, SPARE_FILES = 128, MIN_REPLIES = 1 << 20 };
@@ -117,6 +117,7 @@ int cmd_serve(int argc, char **argv) {
         {"--host", OPT_STR, &host, NULL},
         {"--port", OPT_UINT, &port, NULL},
         {"--max-queued", OPT_UINT, &mo.max_queued, NULL},
+        {"--pin-budget", OPT_SIZE, &mo.pin_budget, NULL},
         {"--default-max-tokens", OPT_UINT, &mo.default_max_tokens, NULL},
         {"--api-key", OPT_LIST, &key_list, NULL},
         {"--api-key-file", OPT_STR, &keyfile, NULL},

@@ -33,6 +33,7 @@ typedef struct {
     uint32_t step_tokens;        /* tokens per step: 256 */
     uint32_t default_max_tokens; /* projection of a request that names no cap: 512 */
     uint64_t kv_budget_bytes;    /* pages of all rows: half of (memory limit - weights) */
+    uint64_t pin_budget_bytes;   /* of them, what requests may pin (gen_request.pin_us): a quarter; at most half */
     uint32_t page_tokens;        /* positions per page: 64 */
     uint32_t ctx;                /* effective context: the model's own */
     kv_scheme kv_type;           /* of layers with full attention: KV_F16 */
@@ -62,6 +63,7 @@ typedef struct {
     bool collect;                /* its unread output is bounded by collect_tokens instead of by the session's queue */
     size_t boundary;             /* so many tokens of the prompt a next turn is expected to begin with; 0: unknown.  A hint: what
                                     windows see there is kept longer */
+    uint64_t pin_us;             /* pages of the prompt stay cached so long, within engine_options.pin_budget_bytes; 0: as worth it */
     const char *cache_space;     /* shares computed prefixes only with requests of the same name (a tenant); NULL = ""; <= 63 bytes */
     bool no_cache;               /* take nothing up and leave nothing behind */
     bool readmit;                /* accepted in an earlier life: a full queue does not refuse it */
@@ -94,6 +96,7 @@ typedef struct {
     uint32_t prompt_tokens, cached_tokens; /* cached: of the prompt, taken up instead of computed */
     const char *cache_miss;    /* why not more: prefix_miss_name, static text; NULL: it was never admitted */
     uint32_t cache_miss_at;    /* the first token that could not be taken up for that reason */
+    uint32_t pinned_tokens;    /* of the prompt; 0 also where gen_request.pin_us could not be had */
     uint32_t generated_tokens; /* ids + 1 if ended by EOS */
     uint64_t queue_us;         /* submit to admission */
     uint64_t prefill_us;       /* admission to first token */
@@ -223,6 +226,8 @@ typedef struct {
     uint64_t pages_total, pages_used, pages_cached; /* used: by rows, each counted once; cached: held by none */
     uint64_t pages_shared;     /* how many more rows would hold if they shared nothing */
     uint64_t pages_evicted;    /* ever */
+    uint64_t pages_pinned, kv_bytes_pinned; /* used or cached, and not to be dropped */
+    uint32_t pins;
     bool has_store;
     store_counts store;
     uint64_t kv_bytes_total, kv_bytes_used, kv_bytes_cached;

@@ -47,6 +47,7 @@ fail:
 
 void executor_close(executor *x) {
     HD_ASSERT(!x->n_rows);
+    while (pins_yield(x)) {}
     disk_close(x);
     prefix_close(x->tree);
     kv_close(x->kv);
@@ -258,6 +259,7 @@ static void fill_stats(gen_event *end, const session *s, const row *r, uint64_t 
     t->cached_tokens = r->n_taken;
     t->cache_miss = prefix_miss_name(r->miss);
     t->cache_miss_at = r->miss_at;
+    t->pinned_tokens = r->n_pinned;
     t->generated_tokens = r->n_generated + end->ended_by_eos;
     t->queue_us = r->t_admit_us - s->t_submit_us;
     t->prefill_us = (r->t_first_us ? r->t_first_us : now) - r->t_admit_us;
@@ -383,13 +385,14 @@ static void sweep_row(executor *x, row *r, uint64_t now) {
 }
 
 uint64_t executor_sweep(executor *x) {
-    uint64_t now = hd_now_us(x->opt.clock);
+    uint64_t now = hd_now_us(x->opt.clock), pins_due = pins_sweep(x, now), due;
     if (now >= x->deadline_us || now >= x->idle_due_us) {
         x->deadline_us = x->idle_due_us = UINT64_MAX;
         for (uint32_t i = 0; i < x->n_rows; i++) sweep_row(x, x->rows[i], now);
     }
     executor_evict_ended(x);
-    return x->deadline_us < x->idle_due_us ? x->deadline_us : x->idle_due_us;
+    due = x->deadline_us < x->idle_due_us ? x->deadline_us : x->idle_due_us;
+    return due < pins_due ? due : pins_due;
 }
 
 #ifdef HD_DEBUG

@@ -14,6 +14,14 @@
 
 enum { PROMPT_LOGITS = 16 }; /* rows of logits kept for prompt scoring and drafts beside one per decoding row */
 
+enum { MAX_PINS = 64 }; /* conversations whose pages stay for a while; one more makes the one that ends first go */
+typedef struct {
+    prefix_node *at;                      /* the last page's; with all before it */
+    uint32_t n_pages;
+    uint32_t first[MODEL_MAX_GROUPS];     /* page from which on it is pinned */
+    uint64_t until_us;
+} exec_pin;
+
 struct executor {
     model *m;
     const model_info *info;
@@ -40,6 +48,8 @@ struct executor {
         uint32_t n_nodes, goal;
         uint8_t *has;            /* [max_pages] groups that the tree or the disk has */
     } fetch;
+    exec_pin pins[MAX_PINS];     /* those that end first in front (pin.c) */
+    uint32_t n_pins;
     bool freed;                  /* rows or pages became free since the caller last looked */
     /* Counters; others read them at any time.  What a request adds is there before its reader sees its end. */
     atomic_ullong steps, prompt_tokens, generated_tokens, preemptions, faults_contained, pauses;
@@ -114,6 +124,14 @@ bool share_follow(executor *x, row *r);
 void share_end(executor *x, row *r, bool keep);
 /* Windows have moved on: let go of the page of group g before r->first_page[g] was raised past i. */
 void share_release(executor *x, row *r, uint32_t g, uint32_t i);
+
+/* ---- pin.c: prompts whose pages stay for a while ---- */
+/* r's prompt is in the tree: pin it, if its request says so and it fits. */
+void pins_take(executor *x, row *r);
+/* Let go of the one that ends first.  False: there is none. */
+bool pins_yield(executor *x);
+/* Let go of what is over; when the next one will be (UINT64_MAX: none). */
+uint64_t pins_sweep(executor *x, uint64_t now);
 
 /* ---- disk.c: the prefix tree and the disk tier ---- */
 hd_status disk_open(executor *x, hd_err *err);

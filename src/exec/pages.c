@@ -5,7 +5,9 @@
 
 #include <string.h>
 
-uint64_t executor_committed(const executor *x) { return x->reserved_bytes + prefix_in_use_bytes(x->tree); }
+uint64_t executor_committed(const executor *x) {
+    return x->reserved_bytes + prefix_in_use_bytes(x->tree) + prefix_pinned_bytes(x->tree);
+}
 
 void *pages_get(executor *x, uint32_t g) {
     void *page;
@@ -57,7 +59,7 @@ void executor_preempt_all(executor *x) {
 static uint64_t note_leaving(executor *x, const row *r) {
     uint64_t bytes = r->reserved_bytes, node = prefix_node_bytes(x->tree);
     for (uint32_t i = 0; i < r->n_shared; i++)
-        if (++r->path[i]->leaving == r->path[i]->users) bytes += node;
+        if (++r->path[i]->leaving == r->path[i]->users && !prefix_is_pinned(x->tree, r->path[i])) bytes += node;
     return bytes;
 }
 
@@ -88,6 +90,11 @@ bool executor_make_way(executor *x, const session *s) {
     }
     forget_leaving(x, n);
     while (enough && n--) preempt(x, x->rows[x->n_rows - 1]);
+    /* Nothing runs whose end could be waited for: pins alone are in the way. */
+    while (!enough && !x->n_rows && pins_yield(x)) {
+        share_find(x, s, &h);
+        enough = executor_committed(x) + share_cost(x, s, &h) <= x->opt.kv_budget_bytes;
+    }
     return enough;
 }
 
@@ -108,6 +115,7 @@ void pages_take(executor *x, row *r, uint32_t n) {
             disk_fetch_end(x);
             continue;
         }
+        if (x->n_rows == 1 && pins_yield(x)) continue;
         HD_ASSERT(x->n_rows > 1); /* one row alone always fits: executor_check */
         preempt(x, last);
         if (last == r) return;

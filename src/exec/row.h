@@ -75,6 +75,8 @@ struct row {
     bool alone;               /* a page could not be put in: no more are */
     bool marked;              /* the end of its prompt is, in the tree */
     bool boundary_marked;     /* and the place where a next turn is expected to leave it */
+    bool pin_tried;
+    uint32_t n_pinned;        /* prompt tokens whose pages are */
     prefix_miss miss;         /* why not more */
     uint32_t miss_at;
     uint64_t computed;        /* positions that were computed, again after a preemption */

@@ -35,7 +35,7 @@ uint64_t share_cost(const executor *x, const session *s, const prefix_hit *h) {
     uint64_t bytes = executor_project(x, executor_projected_tokens(x, s)), node = prefix_node_bytes(x->tree);
     const prefix_node *n = h->last;
     for (uint32_t i = h->n_nodes; i-- > 0; n = n->parent)
-        if (n->users > n->leaving) bytes -= node; /* others hold it anyway */
+        if (n->users > n->leaving || prefix_is_pinned(x->tree, n)) bytes -= node; /* others hold it anyway */
     return bytes;
 }
 
@@ -156,6 +156,7 @@ static void publish_one(executor *x, row *r) {
 void share_publish(executor *x, row *r) {
     while (r->root && !r->alone && r->n_done / x->opt.page_tokens > r->n_shared) publish_one(x, r);
     mark_places(x, r);
+    pins_take(x, r);
 }
 
 /* ---- following ---- */

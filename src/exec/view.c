@@ -63,6 +63,9 @@ void engine_copy_view(engine *e, bool stepped, uint64_t step_us, bool force) {
     v->pages_cached = st.cached_pages;
     v->pages_shared = st.extra_holds;
     v->pages_evicted = st.evicted_pages;
+    v->pages_pinned = st.pinned_pages;
+    v->kv_bytes_pinned = st.pinned_bytes;
+    v->pins = x->n_pins;
     v->kv_bytes_used = kv_used_bytes(x->kv) - st.cached_bytes;
     v->kv_bytes_cached = st.cached_bytes;
     v->step_tokens_last = x->step_tokens_last;

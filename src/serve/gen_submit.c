@@ -80,6 +80,7 @@ static void fill_request(const gen *g, uint32_t i, bool begun, char id[64], gen_
                        .cache_space = p->space,
                        .no_cache = p->no_cache,
                        .boundary = prompt->facts.boundary,
+                       .pin_us = p->pin_us,
                        .prompt = prompt->ids.ids,
                        .n_prompt = prompt->ids.n,
                        .max_tokens = cap(g, prompt->ids.n),

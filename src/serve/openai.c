@@ -76,6 +76,7 @@ void openai_usage(jsonw *w, const gen *g) {
         jsonw_key(w, "cache_miss"), jsonw_str(w, g->choices[0].stats.cache_miss);
         jsonw_key(w, "cache_miss_at"), jsonw_uint(w, g->choices[0].stats.cache_miss_at);
     }
+    if (g->plan.pin_us) jsonw_key(w, "pinned_tokens"), jsonw_uint(w, g->choices[0].stats.pinned_tokens);
     if (g->prompts[0].facts.n_replayed) /* ids of earlier answers that came along */
         jsonw_key(w, "replayed_tokens"), jsonw_uint(w, g->prompts[0].facts.n_replayed);
     jsonw_obj_end(w);

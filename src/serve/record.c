@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    POLICY_VERSION = 1,
+    POLICY_VERSION = 2,
     END_VERSION = 1,
     PACK_HEAD = 12,
 };
@@ -166,7 +166,7 @@ static void policy(codec *c, gen *g) {
     bool *const flags[] = {&g->has_big_seed, &p->ignore_eos, &p->special, &p->stream, &p->include_usage, &p->logprobs,
                            &p->return_token_ids, &p->timings, &p->echo, &p->score_prompt, &p->no_cache, &p->has_max_tokens,
                            &p->seed_given};
-    uint64_t *const times[] = {&p->queue_timeout_us, &p->first_token_timeout_us, &p->total_timeout_us};
+    uint64_t *const times[] = {&p->queue_timeout_us, &p->first_token_timeout_us, &p->total_timeout_us, &p->pin_us};
     uint8_t priority = (uint8_t)(p->priority - PRIORITY_HIGH);
     size_t n_name = g->model_name ? strlen(g->model_name) : 0;
     io_i64(c, &g->accepted_us);
@@ -191,15 +191,19 @@ static void policy(codec *c, gen *g) {
 /* How many ids each prompt has (they are in the log's own column), and what is echoed. */
 static void prompts(codec *c, gen *g, size_t *n_ids) {
     size_t n = g->n_prompts;
-    io_count(c, &n, 5, GEN_MAX_CHOICES);
+    io_count(c, &n, 21, GEN_MAX_CHOICES);
     if (!c->out && n && !(g->prompts = room(c, n, sizeof *g->prompts))) n = 0;
     for (size_t i = 0; i < n; i++) {
         gen_prompt *p = &g->prompts[i];
         size_t ids = p->ids.n;
+        uint64_t replayed = p->facts.n_replayed, boundary = p->facts.boundary;
         if (!c->out) id_list_init(&p->ids, SIZE_MAX);
         g->n_prompts = (uint32_t)i + 1; /* what is there is freed, whatever happens */
         io_count(c, &ids, 0, UINT32_MAX);
         n_ids[i] = ids;
+        io_u64(c, &replayed);
+        io_u64(c, &boundary);
+        p->facts = (prompt_facts){(size_t)replayed, (size_t)boundary};
         io_text(c, &p->echo, &p->n_echo);
     }
 }
@@ -292,7 +296,8 @@ static uint8_t miss_number(const char *name) {
 
 static uint8_t *put_end(uint8_t *p, const gen_event *ev) {
     const gen_stats *s = &ev->stats;
-    const uint32_t small[] = {s->prompt_tokens, s->cached_tokens, s->cache_miss_at, s->generated_tokens, s->preemptions};
+    const uint32_t small[] = {s->prompt_tokens, s->cached_tokens, s->cache_miss_at, s->generated_tokens, s->preemptions,
+                              s->pinned_tokens};
     const uint64_t large[] = {s->queue_us, s->prefill_us, s->decode_us, s->gap_p50_us, s->gap_p99_us, s->paused_us,
                               s->preempted_us, s->computed_tokens};
     *p++ = (uint8_t)ev->finish;
@@ -336,7 +341,8 @@ static void get_sample(codec *c, sample_result *s) {
 
 static void get_end(codec *c, gen_event *ev) {
     gen_stats *s = &ev->stats;
-    uint32_t *const small[] = {&s->prompt_tokens, &s->cached_tokens, &s->cache_miss_at, &s->generated_tokens, &s->preemptions};
+    uint32_t *const small[] = {&s->prompt_tokens, &s->cached_tokens, &s->cache_miss_at, &s->generated_tokens, &s->preemptions,
+                               &s->pinned_tokens};
     uint64_t *const large[] = {&s->queue_us, &s->prefill_us, &s->decode_us, &s->gap_p50_us, &s->gap_p99_us, &s->paused_us,
                                &s->preempted_us, &s->computed_tokens};
     uint8_t finish = 0, miss = 0;

@@ -209,13 +209,28 @@ static bool class_digest(const server *s, size_t key, const char *name, size_t n
     return true;
 }
 
+/* cache_pin: true, or seconds. */
+static bool read_pin(const json_t *body, gen_params *p, serve_error *e) {
+    const json_t *v = req_get(body, "cache_pin");
+    int64_t s = 0;
+    if (!v || json_is_boolean(v)) {
+        p->pin_us = json_is_true(v) ? (uint64_t)PIN_DEFAULT_S * 1000000 : 0;
+        return true;
+    }
+    if (!json_is_whole(v, &s) || s < 1 || s > PIN_MAX_S)
+        return bad_field(e, "cache_pin", "cache_pin must be true, false or a whole number of seconds between 1 and %d", PIN_MAX_S);
+    p->pin_us = (uint64_t)s * 1000000;
+    return true;
+}
+
 /* What was computed for one API key is not taken up by another: how fast an answer comes would tell what others asked. */
 bool request_read_class(server *s, const json_t *body, size_t key, gen_params *p, serve_error *e) {
     const char *user = NULL, *salt = NULL;
     size_t n_user = 0, n_salt = 0;
     bool cache = true;
     if (!req_priority(body, &p->priority, e) || !req_str(body, "user", &user, &n_user, e) ||
-        !req_str(body, "cache_salt", &salt, &n_salt, e) || !req_bool(body, "cache_prompt", &cache, e))
+        !req_str(body, "cache_salt", &salt, &n_salt, e) || !req_bool(body, "cache_prompt", &cache, e) ||
+        !read_pin(body, p, e))
         return false;
     p->no_cache = !cache;
     return class_digest(s, key, user, n_user, p->share, e) && class_digest(s, key, salt, n_salt, p->space, e);

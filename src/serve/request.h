@@ -14,6 +14,8 @@ enum {
     REQUEST_MAX_VALUES = 2000000, /* JSON values in a body: bounds what the parsed tree takes */
     REQUEST_MAX_STOP_IDS = 256,
     REQUEST_MAX_N = 128,
+    PIN_DEFAULT_S = 300, /* between an agent's steps; what others take for a short one */
+    PIN_MAX_S = 86400,
 };
 
 /* Parse a body.  Integers above int64 become reals (jansson refuses them); a top-level "seed" of that kind is kept
@@ -64,6 +66,7 @@ typedef struct {
     char share[40];      /* whose fair share it takes: a digest of key and user, never shown; "" for nobody in particular */
     char space[40];      /* who shares computed prefixes with it: a digest of key and cache_salt; "": everybody without either */
     bool no_cache;
+    uint64_t pin_us;     /* so long the prompt's pages stay; 0: as long as they are worth it */
 } gen_params;
 
 void gen_params_deinit(gen_params *p);

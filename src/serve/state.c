@@ -108,6 +108,8 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "cached"), jsonw_uint(&w, v.pages_cached);
     jsonw_key(&w, "shared"), jsonw_uint(&w, v.pages_shared);
     jsonw_key(&w, "evicted"), jsonw_uint(&w, v.pages_evicted);
+    jsonw_key(&w, "pinned"), jsonw_uint(&w, v.pages_pinned);
+    jsonw_key(&w, "pins"), jsonw_uint(&w, v.pins);
     jsonw_key(&w, "page_tokens"), jsonw_uint(&w, v.page_tokens);
     jsonw_obj_end(&w);
     if (v.has_store) write_store(&w, &v.store);

@@ -21,7 +21,7 @@ struct prefix_tree {
     uint32_t n_heap, cap_heap;
     double clock;
     uint64_t uses;
-    uint64_t in_use;
+    uint64_t in_use, pinned; /* pinned: and not counted in in_use */
     void (*leaving)(void *ctx, prefix_node *n);
     void *leaving_ctx;
     uint64_t ghost[GHOSTS]; /* hashes of nodes that were evicted: a table that forgets by overwriting */
@@ -103,7 +103,7 @@ static double node_worth(const prefix_tree *t, const prefix_node *n, uint32_t g)
 }
 
 static bool may_go(const prefix_tree *t, const prefix_node *n, uint32_t g) {
-    return n->page[g] && !n->held[g] && (t->window[g] || (!n->users && !n->n_children));
+    return n->page[g] && !n->held[g] && !n->pins[g] && (t->window[g] || (!n->users && !n->n_children));
 }
 
 /* There is room in the heap for every page: prefix_add saw to it. */
@@ -237,7 +237,7 @@ prefix_node *prefix_root(prefix_tree *t, const char *space) {
 /* ---- taking nodes out ---- */
 
 static void drop_page(prefix_tree *t, prefix_node *n, uint32_t g) {
-    HD_ASSERT(!n->held[g]);
+    HD_ASSERT(!n->held[g] && !n->pins[g]);
     if (!n->page[g]) return;
     heap_remove(t, n, g);
     kv_drop(t->kv, g, n->page[g]);
@@ -308,6 +308,7 @@ bool prefix_evict(prefix_tree *t) {
 static void change_hold(prefix_tree *t, prefix_node *n, uint32_t g, bool more) {
     uint64_t bytes = kv_page_bytes(t->kv, g);
     HD_ASSERT(n->page[g] && (more || n->held[g]));
+    if (n->pins[g] && !t->window[g] && n->held[g] == !more) t->pinned = more ? t->pinned - bytes : t->pinned + bytes; /* the first, or the last one */
     if (more && n->held[g]++) t->st.extra_holds++;
     else if (more) t->st.cached_pages--, t->st.cached_bytes -= bytes, t->in_use += t->window[g] ? 0 : bytes;
     else if (--n->held[g]) t->st.extra_holds--;
@@ -347,6 +348,24 @@ void prefix_release(prefix_tree *t, prefix_node *n, uint32_t g) {
     HD_ASSERT(t->window[g] && n->users);
     change_hold(t, n, g, false);
     heap_update(t, n, g);
+}
+
+void prefix_pin(prefix_tree *t, prefix_node *n, uint32_t g, bool on) {
+    uint64_t bytes = kv_page_bytes(t->kv, g);
+    bool counts = t->window[g] || !n->held[g];
+    HD_ASSERT(n->page[g] && (on || n->pins[g]) && n->n_tokens == t->page_tokens);
+    if (on ? n->pins[g]++ : --n->pins[g]) return; /* neither the first nor the last */
+    if (on) t->st.pinned_pages++, t->st.pinned_bytes += bytes, t->pinned += counts ? bytes : 0;
+    else t->st.pinned_pages--, t->st.pinned_bytes -= bytes, t->pinned -= counts ? bytes : 0;
+    heap_update(t, n, g);
+}
+
+uint64_t prefix_pinned_bytes(const prefix_tree *t) { return t->pinned; }
+
+bool prefix_is_pinned(const prefix_tree *t, const prefix_node *n) {
+    for (uint32_t g = 0; g < t->n_groups; g++)
+        if (n->pins[g] && !t->window[g]) return true;
+    return false;
 }
 
 void prefix_mark(prefix_tree *t, prefix_node *n) {
@@ -564,14 +583,16 @@ uint64_t prefix_cached_bytes(const prefix_tree *t, const prefix_node *n) {
 prefix_stats prefix_look(const prefix_tree *t) { return t->st; }
 
 #ifdef HD_DEBUG
-static void check_node(const prefix_tree *t, const prefix_node *n, prefix_stats *sum, uint64_t *in_use) {
+static void check_node(const prefix_tree *t, const prefix_node *n, prefix_stats *sum, uint64_t *in_use, uint64_t *pinned) {
     for (uint32_t g = 0; n->parent && g < t->n_groups; g++) {
         uint64_t bytes = kv_page_bytes(t->kv, g);
         HD_ASSERT(n->page[g] || !n->held[g]);
         HD_ASSERT(!n->users ? !n->held[g] : t->window[g] || n->held[g] == n->users);
         HD_ASSERT(t->window[g] || n->page[g]);
         HD_ASSERT((n->heap_at[g] != 0) == may_go(t, n, g));
+        HD_ASSERT(n->page[g] || !n->pins[g]);
         if (!n->page[g]) continue;
+        if (n->pins[g]) sum->pinned_pages++, sum->pinned_bytes += bytes, *pinned += t->window[g] || !n->held[g] ? bytes : 0;
         sum->pages++, sum->bytes += bytes;
         if (!n->held[g]) sum->cached_pages++, sum->cached_bytes += bytes;
         else sum->extra_holds += n->held[g] - 1, *in_use += t->window[g] ? 0 : bytes;
@@ -589,12 +610,12 @@ static void check_node(const prefix_tree *t, const prefix_node *n, prefix_stats 
 /* In order, without recursion: trees are as deep as contexts are long. */
 void prefix_check(const prefix_tree *t) {
     prefix_stats sum = {0};
-    uint64_t in_use = 0;
+    uint64_t in_use = 0, pinned = 0;
     for (uint32_t r = 0; r < t->n_roots; r++) {
         const prefix_node *n = t->root[r];
         while (n) {
             const prefix_node *up;
-            check_node(t, n, &sum, &in_use);
+            check_node(t, n, &sum, &in_use, &pinned);
             if (n->n_children) {
                 n = n->child[0];
                 continue;
@@ -613,6 +634,7 @@ void prefix_check(const prefix_tree *t) {
     HD_ASSERT(sum.nodes == t->st.nodes && sum.pages == t->st.pages && sum.bytes == t->st.bytes);
     HD_ASSERT(sum.cached_pages == t->st.cached_pages && sum.cached_bytes == t->st.cached_bytes);
     HD_ASSERT(sum.extra_holds == t->st.extra_holds && in_use == t->in_use);
+    HD_ASSERT(sum.pinned_pages == t->st.pinned_pages && sum.pinned_bytes == t->st.pinned_bytes && pinned == t->pinned);
     for (uint32_t i = 1; i < t->n_heap; i++) HD_ASSERT(!goes_first(t, i, (i - 1) / 2));
 }
 #else

@@ -11,7 +11,8 @@
  *
  * What is worth keeping: seconds of computing that a page saves, per byte, times how often it was taken up, on a clock that
  * moves on with each eviction (GreedyDual-Size with frequency: Cao and Irani 1997; Cherkasova 1998).  A page of a windowed
- * group is worth a whole prefix at places where rows are known to go on (prefix_mark), and little elsewhere.
+ * group is worth a whole prefix at places where rows are known to go on (prefix_mark), and little elsewhere.  What is
+ * pinned is not dropped however little it is worth; whoever pins sees to it that rows have room beside it.
  * Executor thread only. */
 #ifndef HD_STATE_PREFIX_H
 #define HD_STATE_PREFIX_H
@@ -35,6 +36,7 @@ struct prefix_node {
     double worth[KV_MAX_GROUPS];
     uint64_t since[KV_MAX_GROUPS];   /* order in which pages came to be unused: the longest unused goes first among equals */
     uint32_t hits;
+    uint32_t pins[KV_MAX_GROUPS];    /* so many keep this page from being dropped */
     bool marked;
     bool keyed;                      /* key is known: it is worked out when it is first asked for */
     pagekey key;
@@ -93,6 +95,12 @@ void prefix_release(prefix_tree *t, prefix_node *n, uint32_t g);
 prefix_node *prefix_add(prefix_tree *t, prefix_node *at, const int32_t *tokens, uint32_t n, void *const *pages);
 /* Rows will go on from somewhere near the end of this node: windows that end there are worth the whole prefix. */
 void prefix_mark(prefix_tree *t, prefix_node *n);
+/* Keep the page of group g, which is there, from being dropped; or no longer.  The node is a full one. */
+void prefix_pin(prefix_tree *t, prefix_node *n, uint32_t g, bool on);
+/* Bytes of pages that are pinned and that prefix_in_use_bytes does not count: of groups without a window those that no row
+ * uses, of the others all. */
+uint64_t prefix_pinned_bytes(const prefix_tree *t);
+bool prefix_is_pinned(const prefix_tree *t, const prefix_node *n); /* a page of a group without a window is */
 const char *prefix_space(const prefix_node *root);
 /* leaving(ctx, n) is told of full nodes just before they, or the windowed page of one that is marked, are dropped. */
 void prefix_watch(prefix_tree *t, void (*leaving)(void *ctx, prefix_node *n), void *ctx);
@@ -108,6 +116,7 @@ typedef struct {
     uint64_t cached_pages, cached_bytes; /* held by no row */
     uint64_t extra_holds;              /* pages that would be taken if nothing were shared, beyond those that are */
     uint64_t evicted_pages;
+    uint64_t pinned_pages, pinned_bytes;
 } prefix_stats;
 prefix_stats prefix_look(const prefix_tree *t);
 /* Bytes of a tree of so many full nodes with so many pages in all, beside the pages, at most. */

@@ -259,6 +259,8 @@ static void check_counts(sim_world *w, long long held) {
     SIM_CHECK(w, v->pages_used + v->pages_shared == pages, "%llu pages are taken and %llu shared, rows hold %llu",
               (unsigned long long)v->pages_used, (unsigned long long)v->pages_shared, (unsigned long long)pages);
     SIM_CHECK(w, v->kv_bytes_used + v->kv_bytes_cached <= w->p->opt.kv_budget_bytes, "the budget is exceeded");
+    SIM_CHECK(w, v->kv_bytes_pinned <= w->p->opt.kv_budget_bytes / 2 && v->pins <= MAX_PINS, "%u pins hold %llu bytes", v->pins,
+              (unsigned long long)v->kv_bytes_pinned);
     SIM_CHECK(w, !w->p->opt.no_cache || (!v->pages_cached && !v->pages_shared), "pages are kept though there is no cache");
     SIM_CHECK(w, held == atomic_load(&w->e->pool->held), "collecting sessions hold %lld, %lld are counted", held,
               (long long)atomic_load(&w->e->pool->held));

@@ -105,4 +105,6 @@ void sim_request_make(sim_request *r, uint64_t arg, uint32_t i, uint32_t slot) {
         else r->req.prompt_logits = true;
     }
     if (sim_chance(&s, 3)) spoil(r, &s);
+    r->req.pin_us = sim_chance(&s, 15) ? 1 + sim_below(&s, 5000000) : 0;
+    if (r->req.n_prompt) r->req.boundary = sim_below(&s, (uint32_t)r->req.n_prompt + 1);
 }

@@ -133,6 +133,7 @@ static void make_options(engine_options *o, uint64_t *s, uint32_t n_groups) {
     o->collect_tokens = 1 + sim_below(s, 40);
     o->max_leases_queued = 1 + sim_below(s, 4);
     o->no_cache = sim_chance(s, 20);
+    o->pin_budget_bytes = sim_chance(s, 50) ? o->kv_budget_bytes / (2 + sim_below(s, 8)) : 0;
     o->manual = true;
 }
 
