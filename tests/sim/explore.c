@@ -145,7 +145,7 @@ void sim_print_totals(const sim_totals *t, FILE *f) {
     fprintf(f, "%llu schedules, %.1f events and %.1f turns each; %llu requests, %llu refused, %llu tokens in %llu steps, ",
             (unsigned long long)t->schedules, (double)t->events / n, (double)t->turns / n, (unsigned long long)t->requests,
             (unsigned long long)t->refused, (unsigned long long)t->tokens, (unsigned long long)t->steps);
-    fprintf(f, "%llu cancelled, %llu failed, %llu preempted, %llu paused, %llu jobs, %llu calls of leases",
+    fprintf(f, "%llu cancelled, %llu failed, %llu preempted, %llu paused, %llu pinned, %llu jobs, %llu calls of leases",
             (unsigned long long)t->cancelled, (unsigned long long)t->failed, (unsigned long long)t->preemptions,
-            (unsigned long long)t->pauses, (unsigned long long)t->jobs, (unsigned long long)t->leases);
+            (unsigned long long)t->pauses, (unsigned long long)t->pinned, (unsigned long long)t->jobs, (unsigned long long)t->leases);
 }

@@ -397,6 +397,9 @@ static void check_natural_end(sim_world *w, sim_slot *s, const gen_event *ev) {
               "%s ended by %s (stop %d), not %s (stop %d)", s->r.id, finish_reason_name(ev->finish), ev->stop_index,
               finish_reason_name(o->decided ? FINISH_STOP : o->finish), o->stop_index);
     SIM_CHECK(w, !s->r.req.prompt_logprobs || s->n_prompt_read + 1 == s->r.req.n_prompt, "%s ended without all scores", s->r.id);
+    w->t->pinned += ev->stats.pinned_tokens > 0;
+    SIM_CHECK(w, !ev->stats.pinned_tokens || (s->r.req.pin_us && ev->stats.pinned_tokens <= s->r.req.n_prompt), "%s pinned %u tokens",
+              s->r.id, ev->stats.pinned_tokens);
     computed = s->r.req.n_prompt + o->n_generated - (o->n_generated && !o->by_eos);
     if (s->r.req.method) return;
     if (ev->stats.preemptions && caches(w, s)) return; /* what it gave up others may have kept or computed */

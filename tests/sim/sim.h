@@ -184,7 +184,7 @@ const char *sim_leases_close(sim_leases *l);
 
 typedef struct {
     uint64_t schedules, events, turns, steps, requests, refused, tokens, preemptions, pauses, cancelled, failed, jobs,
-        leases, oom, replayed;
+        leases, oom, replayed, pinned;
 } sim_totals;
 
 /* Runs the plan to its end.  A violation is told on stderr and ends the process with SIM_VIOLATION. */
