@@ -144,7 +144,7 @@ void control_metrics(conn *c) {
 void control_state(conn *c) {
     hd_buf b;
     buf_init(&b, SMALL_REPLY);
-    if (!state_write(c->srv, &b)) b.failed = HD_NOMEM;
+    if (!state_write(c->srv, c->key, &b)) b.failed = HD_NOMEM;
     reply_json(c, 200, &b);
 }
 
@@ -184,7 +184,7 @@ void control_cancel(conn *c) {
     serve_error e = {0};
     const char *id;
     json_t *body = read_control(c, &id, &e);
-    int known = body ? gen_cancel_id(c->srv, id, CANCEL_BY_REQUEST) : -1;
+    int known = body ? gen_cancel_id(c->srv, c->key, id, CANCEL_BY_REQUEST) : -1;
     if (known < 0 && !e.status && c->srv->dur) { /* of an earlier life, perhaps: the log knows */
         gen_start_stored(c, &dialect_chat, GEN_KNOWN, id);
         json_decref(body);
@@ -251,7 +251,7 @@ void control_steer(conn *c) {
     json_t *body = read_control(c, &id, &e);
     id_list_init(&ids, STEER_FORCED + 1);
     if (body && read_steering(c->srv, body, &how, &ids, &e)) {
-        known = gen_steer_id(c->srv, id, &how, &st, &err);
+        known = gen_steer_id(c->srv, c->key, id, &how, &st, &err);
         if (known < 0) unknown_id(&e, id);
         else if (st == HD_FULL) serve_fail(&e, 409, "too_many_forced", "force_ids", "%s", err.msg);
         else if (st == HD_UNSUPPORTED) serve_fail(&e, 409, "durable_request", NULL, "%s", err.msg);

@@ -217,6 +217,7 @@ static runner *runner_of(gen *g) {
     runner *r = runner_new(g->srv, g->d, g->id, g->n_choices);
     if (!r) return NULL;
     memcpy(r->ns, g->srv->dur->space[g->key], JOURNAL_DIGEST);
+    r->key = g->key;
     r->logprobs = g->plan.logprobs;
     return r;
 }
@@ -383,6 +384,7 @@ static bool resume(resuming *u, gen *g, const journal_entry *e) {
     if (!g->choices || !(r = runner_new(s, dia, g->id, g->n_choices))) goto nomem;
     for (uint32_t i = 0; i < g->n_choices; i++) g->choices[i].prompt = i / g->plan.n;
     memcpy(r->ns, e->request.ns, JOURNAL_DIGEST);
+    r->key = g->key;
     r->logprobs = g->plan.logprobs;
     r->order = e->order;
     if ((st = recall(d, r, e, was, u->err))) {
@@ -416,6 +418,13 @@ failed:
     return give_up(u, e, &why);
 }
 
+/* 1 + index of the API key with this namespace, 0: taken when there were none; one more than there are: of a key that is gone. */
+static size_t key_of(const durable *d, const uint8_t ns[JOURNAL_DIGEST]) {
+    size_t n = d->srv->opt.n_api_keys, k = 0;
+    while (k <= n && memcmp(ns, d->space[k], JOURNAL_DIGEST)) k++;
+    return k;
+}
+
 static bool resume_one(void *ctx, const journal_entry *e) {
     resuming *u = ctx;
     gen *g = hd_calloc(1, sizeof *g);
@@ -425,6 +434,7 @@ static bool resume_one(void *ctx, const journal_entry *e) {
         return false;
     }
     g->srv = u->d->srv;
+    g->key = key_of(u->d, e->request.ns);
     go_on = resume(u, g, e);
     gen_clear_plan(g);
     hd_free(g);

@@ -88,7 +88,11 @@ void gen_release(gen *g) {
     s->body_bytes -= g->body_counted;
     g->body_counted = 0;
     g->view.serial++; /* late answers of the log are nobody's */
-    if (g->id[0]) memcpy(s->recent[s->n_recent++ % RECENT_IDS], g->id, sizeof g->id);
+    if (g->id[0]) {
+        recent_id *r = &s->recent[s->n_recent++ % RECENT_IDS];
+        memcpy(r->id, g->id, sizeof r->id);
+        r->key = g->key;
+    }
     if (g->prev) g->prev->next = g->next;
     else s->gens = g->next;
     if (g->next) g->next->prev = g->prev;
@@ -277,21 +281,27 @@ void gen_planned(gen *g) {
     else gen_begin_reply(g);
 }
 
-int gen_cancel_id(server *s, const char *id, cancel_reason why) {
+/* 0: it is over.  -1: unknown, or somebody else's. */
+static int in_recent(const server *s, size_t key, const char *id) {
+    for (size_t i = 0; i < RECENT_IDS; i++)
+        if (!strcmp(s->recent[i].id, id) && server_may(s, key, s->recent[i].key)) return 0;
+    return -1;
+}
+
+int gen_cancel_id(server *s, size_t key, const char *id, cancel_reason why) {
     runner *r = runner_find_id(s, id);
+    if (r && !server_may(s, key, r->key)) return -1;
     if (r && r->over) return 0;
     if (r) {
         runner_cancel(r, why);
         return 1;
     }
     for (gen *g = s->gens; g; g = g->next) {
-        if (strcmp(g->id, id) != 0 || (g->phase == GEN_ACTIVE && g->view.how)) continue;
+        if (strcmp(g->id, id) != 0 || (g->phase == GEN_ACTIVE && g->view.how) || !server_may(s, key, g->key)) continue;
         cancel_gen(g, why);
         return 1;
     }
-    for (size_t i = 0; i < RECENT_IDS; i++)
-        if (!strcmp(s->recent[i], id)) return 0;
-    return -1;
+    return in_recent(s, key, id);
 }
 
 /* Forced ids alone can be refused: all choices have room for them, or nothing changes.  Room only grows meanwhile, as
@@ -315,9 +325,10 @@ static hd_status steer(gen *g, const gen_steering *how, hd_err *err) {
     return HD_OK;
 }
 
-int gen_steer_id(server *s, const char *id, const gen_steering *how, hd_status *st, hd_err *err) {
+int gen_steer_id(server *s, size_t key, const char *id, const gen_steering *how, hd_status *st, hd_err *err) {
     runner *r = runner_find_id(s, id);
     *st = HD_OK;
+    if (r && !server_may(s, key, r->key)) return -1;
     if (r) {
         if (r->over) return 0;
         if (how->stop || how->has_max_tokens || how->n_force) {
@@ -328,14 +339,12 @@ int gen_steer_id(server *s, const char *id, const gen_steering *how, hd_status *
         return 1;
     }
     for (gen *g = s->gens; g; g = g->next) {
-        if (strcmp(g->id, id) != 0) continue;
+        if (strcmp(g->id, id) != 0 || !server_may(s, key, g->key)) continue;
         if (g->phase == GEN_PLANNING || g->ending) return 0;
         *st = steer(g, how, err);
         return 1;
     }
-    for (size_t i = 0; i < RECENT_IDS; i++)
-        if (!strcmp(s->recent[i], id)) return 0;
-    return -1;
+    return in_recent(s, key, id);
 }
 
 void gen_cancel_all(server *s, cancel_reason why) {

@@ -159,8 +159,8 @@ void gen_planned(gen *g);  /* a planner is done with it */
 void gen_drain(gen *g);    /* its sessions have something */
 void gen_resume(gen *g);   /* its output went down */
 void gen_abandon(gen *g);  /* its peer has gone */
-/* Cancel by response id: 1 cancelled now, 0 known but over, -1 unknown. */
-int gen_cancel_id(server *s, const char *id, cancel_reason why);
+/* Cancel by response id, for the holder of API key `key`: 1 cancelled now, 0 known but over, -1 unknown, or not his. */
+int gen_cancel_id(server *s, size_t key, const char *id, cancel_reason why);
 typedef struct {
     bool stop, has_max_tokens, has_priority;
     uint32_t max_tokens;
@@ -170,7 +170,7 @@ typedef struct {
 } gen_steering;
 /* Steer all choices of the response with this id: 1 done, 0 known but over or not begun yet, -1 unknown.  *st: HD_FULL,
  * HD_INVALID when the ids could not be forced, and then nothing was changed. */
-int gen_steer_id(server *s, const char *id, const gen_steering *how, hd_status *st, hd_err *err);
+int gen_steer_id(server *s, size_t key, const char *id, const gen_steering *how, hd_status *st, hd_err *err);
 void gen_cancel_all(server *s, cancel_reason why);
 void gen_free_all(server *s); /* at close, when the planners are gone */
 /* The plan and what belongs to it is freed; the gen may be filled anew.  Not its body nor its links. */

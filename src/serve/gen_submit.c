@@ -70,7 +70,8 @@ static uint32_t cap(const gen *g, size_t n_prompt) {
 static void fill_request(const gen *g, uint32_t i, bool begun, char id[64], gen_request *r) {
     const gen_params *p = &g->plan;
     const gen_prompt *prompt = &g->prompts[g->choices[i].prompt];
-    if (g->n_choices == 1) snprintf(id, 64, "%s", g->id);
+    if (g->srv->opt.n_api_keys) snprintf(id, 64, "%.38s#%u~%zu", g->id, i, g->key);
+    else if (g->n_choices == 1) snprintf(id, 64, "%s", g->id);
     else snprintf(id, 64, "%.50s#%u", g->id, i);
     *r = (gen_request){.id = id,
                        .method = p->method,

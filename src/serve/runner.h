@@ -40,6 +40,7 @@ struct runner {
     const dialect *d;
     char id[64];
     uint8_t ns[JOURNAL_DIGEST];
+    size_t key;           /* whose it is, as conn.key; one more than there are: of a key that is gone */
     uint64_t order;       /* in the log */
     bool logprobs;
     uint32_t n_choices;

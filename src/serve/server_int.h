@@ -33,6 +33,10 @@ typedef struct waker {
 typedef enum { PHASE_LOADING, PHASE_SERVING, PHASE_DRAINING, PHASE_DRAINED } server_phase;
 
 enum { RECENT_IDS = 1024 }; /* finished ids that a cancel still knows */
+typedef struct {
+    char id[64];
+    size_t key; /* as conn.key */
+} recent_id;
 
 struct server {
     /* fixed */
@@ -82,7 +86,7 @@ struct server {
     uint64_t n_started;         /* generations ever */
     uint64_t collected_tokens;  /* held by unstreamed replies */
     metrics *met;
-    char (*recent)[64];         /* ring of finished ids */
+    recent_id *recent;          /* ring of finished ids */
     size_t n_recent;
     hd_buf scratch;             /* one turn's output of one connection */
     hd_buf record;              /* an end on its way into the log */
@@ -96,6 +100,9 @@ struct server {
 static inline server_phase server_phase_now(const server *s) {
     return (server_phase)atomic_load_explicit(&((server *)(uintptr_t)s)->phase, memory_order_acquire);
 }
+/* May the holder of API key `key` (1 + index; 0: there are none) see, cancel and steer what belongs to key `of`?  What is his
+ * own; and the first key, the operator's, everything. */
+static inline bool server_may(const server *s, size_t key, size_t of) { return !s->opt.n_api_keys || key == 1 || key == of; }
 /* Wake the loop to look at its lists.  Any thread. */
 void server_wake(server *s);
 /* Have the loop call w->wake.  Any thread; ctx is a waker, so that it serves as a session_notify. */

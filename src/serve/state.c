@@ -7,6 +7,7 @@
 #include "serve/request.h"
 #include "serve/runner.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* The id clients know: sessions of one response differ by a suffix behind '#'. */
@@ -52,7 +53,13 @@ static void write_log(const server *s, jsonw *w) {
     jsonw_obj_end(w);
 }
 
-bool state_write(server *s, hd_buf *out) {
+/* Whose it is: ids of sessions carry it where there are several keys (gen_submit.c). */
+static bool shown(const server *s, size_t key, const char *id) {
+    const char *mark = strchr(id, '~');
+    return server_may(s, key, mark ? strtoul(mark + 1, NULL, 10) : 0);
+}
+
+bool state_write(server *s, size_t key, hd_buf *out) {
     engine_view v = {0};
     row_view *rows = NULL;
     jsonw w;
@@ -69,6 +76,7 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "rows"), jsonw_arr(&w);
     for (uint32_t i = 0; i < v.n_rows; i++) {
         const row_view *r = &v.rows[i];
+        if (!shown(s, key, r->id)) continue;
         jsonw_obj(&w);
         write_id(&w, r->id);
         jsonw_key(&w, "method"), jsonw_str(&w, r->method ? r->method : "autoregressive");
@@ -89,6 +97,7 @@ bool state_write(server *s, hd_buf *out) {
     jsonw_key(&w, "queue"), jsonw_arr(&w);
     for (uint32_t i = 0; i < v.n_queue; i++) {
         const row_view *r = &v.queue[i];
+        if (!shown(s, key, r->id)) continue;
         jsonw_obj(&w);
         write_id(&w, r->id);
         jsonw_key(&w, "method"), jsonw_str(&w, r->method ? r->method : "autoregressive");

@@ -4,7 +4,8 @@
 
 #include "serve/server_int.h"
 
-/* False: no memory. */
-bool state_write(server *s, hd_buf *out);
+/* For the holder of API key `key` (conn.key): rows and queue are his own, or all for the first key and where there are none.
+ * False: no memory. */
+bool state_write(server *s, size_t key, hd_buf *out);
 
 #endif
