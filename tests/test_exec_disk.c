@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,10 +31,13 @@ typedef struct {
     engine *e;
 } rig;
 
+static const vfs *disk;       /* NULL: the real one */
+static uint64_t segment_bytes; /* 0: the store's own */
+
 static rig open_rig(const char *variant, uint64_t budget, bool with_store) {
     rig r = {.path = "/tmp/heddle-disk-m-XXXXXX"};
     model_options mo = {.n_threads = 1};
-    store_opts so = {.dir = dir, .linger_ms = 1};
+    store_opts so = {.dir = dir, .linger_ms = 1, .fs = disk, .segment_bytes = segment_bytes, .queue_bytes = 2 * segment_bytes};
     engine_options eo = {.page_tokens = PAGE, .step_tokens = 64, .kv_budget_bytes = budget, .ctx = 512};
     int fd = mkstemp(r.path);
     assert_true(fd >= 0);
@@ -187,11 +191,45 @@ static int remove_dir(void **state) {
     return system(cmd);
 }
 
+/* A disk that takes one file and then no more. */
+static int files_taken;
+static int one_file(void *ctx, int fd, uint64_t size) { return files_taken++ ? -ENOSPC : vfs_real.reserve(ctx, fd, size); }
+
+/* When there is not the time, or the room, to write all that is cached at the end, beginnings are what is written: ends are
+ * of no use without them. */
+static void beginnings_first(void **state) {
+    vfs small = vfs_real;
+    rig r;
+    run_result cold, warm;
+    (void)state;
+    small.reserve = one_file;
+    for (size_t i = 0; i < 2; i++) {
+        files_taken = 0;
+        disk = &small;
+        segment_bytes = 64 << 10;
+        r = open_rig(variants[i], 64 << 20, true);
+        cold = ask(&r, LONG);
+        close_rig(&r);
+        assert_true(files_taken > 1);
+        disk = NULL;
+        segment_bytes = 0;
+        r = open_rig(variants[i], 64 << 20, true);
+        warm = ask(&r, LONG);
+        same(&cold, &warm);
+        assert_in_range(warm.cached_tokens, PAGE, LONG - 2 * PAGE);
+        run_result_deinit(&warm);
+        run_result_deinit(&cold);
+        close_rig(&r);
+        each_file(false, NULL);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_restart),
         cmocka_unit_test(evicted_and_back),
         cmocka_unit_test(damage_costs_time_only),
+        cmocka_unit_test(beginnings_first),
     };
     return cmocka_run_group_tests_name("disk tier", tests, make_dir, remove_dir);
 }

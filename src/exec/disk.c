@@ -24,15 +24,23 @@ static bool space_identity(const executor *x, const char *space, uint8_t out[32]
     return EVP_Digest(all, sizeof all, out, NULL, EVP_sha256(), NULL);
 }
 
-/* The key of n, and of all before it that have none yet.  False: no memory. */
+static bool make_key(const executor *x, prefix_node *n) {
+    uint8_t id[32];
+    if (!n->parent) return n->keyed = space_identity(x, prefix_space(n), id) && pagekey_root(&n->key, id);
+    return n->keyed = pagekey_next(&n->key, &n->parent->key, n->tokens, n->n_tokens);
+}
+
+/* The key of n, and of all before it that have none yet: from the first on, so many at a time that a long way is not walked for
+ * each.  False: no memory. */
 static bool key_of(const executor *x, prefix_node *n) {
+    enum { AT_A_TIME = 512 };
     while (!n->keyed) {
-        prefix_node *first = n;
-        uint8_t id[32];
-        while (first->parent && !first->parent->keyed) first = first->parent;
-        if (!first->parent) first->keyed = space_identity(x, prefix_space(first), id) && pagekey_root(&first->key, id);
-        else first->keyed = pagekey_next(&first->key, &first->parent->key, first->tokens, first->n_tokens);
-        if (!first->keyed) return false;
+        prefix_node *way[AT_A_TIME]; /* a ring: the last nodes on the way up */
+        uint32_t k = 0, low;
+        for (prefix_node *at = n; at && !at->keyed; at = at->parent) way[k++ % AT_A_TIME] = at;
+        low = k > AT_A_TIME ? k - AT_A_TIME : 0;
+        while (k > low)
+            if (!make_key(x, way[--k % AT_A_TIME])) return false;
     }
     return true;
 }
@@ -44,19 +52,35 @@ static const prefix_node *root_of(const prefix_node *n) {
 
 /* ---- out ---- */
 
-static void spill(void *ctx, prefix_node *n) {
-    executor *x = ctx;
+static hd_status put(executor *x, prefix_node *n, uint32_t wait_ms) {
     uint8_t id[32];
     store_page p = {.identity = id, .tokens = n->tokens, .n_tokens = n->n_tokens};
-    if (!x->spilling || !key_of(x, n) || !space_identity(x, prefix_space(root_of(n)), id)) return;
+    if (!key_of(x, n) || !space_identity(x, prefix_space(root_of(n)), id)) return HD_NOMEM;
     p.key = n->key;
     p.parent = n->parent->key;
     for (uint32_t g = 0; g < x->n_groups; g++) {
         p.blob[g] = n->page[g];
         p.bytes[g] = n->page[g] ? x->plan.page_bytes[g] : 0;
     }
-    /* At the end there is time to wait for the disk; before, a page that finds no room is forgotten. */
-    if (store_put(x->opt.store, &p, x->closing ? CLOSE_MS : 0) && x->closing) x->spilling = false;
+    return store_put(x->opt.store, &p, wait_ms);
+}
+
+/* A page that finds no room is forgotten. */
+static void spill(void *ctx, prefix_node *n) {
+    executor *x = ctx;
+    if (x->spilling) put(x, n, 0);
+}
+
+static uint32_t close_left_ms(const executor *x) {
+    uint64_t now = hd_now_us(&hd_clock_real);
+    return now < x->t_close_us ? (uint32_t)((x->t_close_us - now) / 1000) : 0;
+}
+
+/* At the end there is time to wait for the disk.  False: it is over, or the disk has failed. */
+static bool keep(void *ctx, prefix_node *n) {
+    executor *x = ctx;
+    uint32_t left = close_left_ms(x);
+    return left && !put(x, n, left);
 }
 
 hd_status disk_open(executor *x, hd_err *err) {
@@ -72,10 +96,11 @@ hd_status disk_open(executor *x, hd_err *err) {
 void disk_close(executor *x) {
     disk_fetch_end(x);
     if (x->spilling) {
-        x->closing = true;
-        while (x->spilling && prefix_evict(x->tree)) {}
-        store_flush(x->opt.store, CLOSE_MS, NULL);
+        /* Not as they would be evicted, ends first: what there is no time for had better be ends. */
         x->spilling = false;
+        x->t_close_us = hd_now_us(&hd_clock_real) + CLOSE_MS * 1000;
+        prefix_each(x->tree, keep, x);
+        store_flush(x->opt.store, close_left_ms(x), NULL);
     }
     hd_free(x->fetch.has);
     x->fetch.has = NULL;

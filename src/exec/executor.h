@@ -39,7 +39,7 @@ struct executor {
     hd_buf text_a, text_b;       /* of one token: detokenised, then past the stop filter */
     /* The disk tier, where opt.store is set. */
     uint8_t identity[32];        /* of the model */
-    bool closing;
+    uint64_t t_close_us;         /* all that is cached is being written, until then (real time) */
     bool spilling;               /* dropped pages go there */
     struct {
         bool on;

@@ -289,6 +289,22 @@ static void remove_leaf(prefix_tree *t, prefix_node *n) {
     if (!n->parent && !n->n_children && !n->users) remove_root(t, n);
 }
 
+void prefix_each(prefix_tree *t, bool (*visit)(void *ctx, prefix_node *n), void *ctx) {
+    for (uint32_t i = 0; i < t->n_roots; i++) {
+        prefix_node *n = t->root[i], *up;
+        while (n) {
+            uint32_t next = 0;
+            if (n->parent && n->n_tokens == t->page_tokens && !is_empty(t, n) && !visit(ctx, n)) return;
+            /* Down; or to the next one beside it, or beside the nearest above that has one. */
+            while (next >= n->n_children && (up = n->parent)) {
+                next = place_of(up, n->tokens, n->n_tokens) + 1;
+                n = up;
+            }
+            n = next < n->n_children ? n->child[next] : NULL;
+        }
+    }
+}
+
 bool prefix_evict(prefix_tree *t) {
     candidate c;
     if (!t->n_heap) return false;

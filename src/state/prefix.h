@@ -104,6 +104,8 @@ bool prefix_is_pinned(const prefix_tree *t, const prefix_node *n); /* a page of 
 const char *prefix_space(const prefix_node *root);
 /* leaving(ctx, n) is told of full nodes just before they, or the windowed page of one that is marked, are dropped. */
 void prefix_watch(prefix_tree *t, void (*leaving)(void *ctx, prefix_node *n), void *ctx);
+/* Visit full nodes that have pages, each after all before it, until visit(ctx, n) says no. */
+void prefix_each(prefix_tree *t, bool (*visit)(void *ctx, prefix_node *n), void *ctx);
 /* Drop what is worth least of what nobody uses.  False: there is nothing. */
 bool prefix_evict(prefix_tree *t);
 
