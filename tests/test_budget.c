@@ -44,7 +44,7 @@ static void run(const tiny_variant *v, const char *seed, const char *tight, cons
     snprintf(model, sizeof model, "%s/model.gguf", dir);
     assert_int_equal(tiny_model_write(v, NULL, model), 0);
     if (store) snprintf(dir_option, sizeof dir_option, "--state-dir %s/state --state-cap 48M", dir);
-    snprintf(cmd, sizeof cmd, "python3 %s/budget/budget.py --heddle %s --model %s --seconds 8 --slack 20 --seed %s --tight %s -- %s %s %s 2>&1", TEST_DIR,
+    snprintf(cmd, sizeof cmd, "python3 %s/budget/budget.py --heddle %s --model %s --seconds 5 --requests 100 --slack 20 --seed %s --tight %s -- %s %s %s 2>&1", TEST_DIR,
              HEDDLE_BIN, model, seed, tight, LIMITS, options, dir_option);
     assert_non_null(p = popen(cmd, "r"));
     while (fgets(line, sizeof line, p)) print_message("%s", line);

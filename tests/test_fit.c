@@ -239,6 +239,16 @@ static void numbers(void **state) {
     assert_int_equal(num_at(j, "bytes_per_token", 1), 2048 / 32 * 34);
     assert_int_equal(num(j, "row_bytes"), 8 * (64 * 4096) + 3 * up(64 * 2176, 4096));
     json_decref(j);
+    /* A page that is not whole pages of the system takes whole ones: 8 x 4352 bytes. */
+    j = fit_json("$W --page-tokens 8 --kv-type q8", &rc);
+    assert_int_equal(num_at(j, "page_bytes", 0), 9 * 4096);
+    assert_int_equal(num(j, "row_bytes"), 64 * 9 * 4096);
+    json_decref(j);
+    /* One token is no context. */
+    j = fit_json("$W --page-tokens 1 --kv-budget 8K", &rc);
+    assert_int_equal(rc, 1);
+    assert_int_equal(num(j, "largest_context"), 0);
+    json_decref(j);
     /* The scripted model: 1 KiB a token (DESIGN: accounted), no weights. */
     j = fit_json("$S --page-tokens 64 --kv-budget 1M", &rc);
     assert_int_equal(rc, 0);
@@ -246,6 +256,66 @@ static void numbers(void **state) {
     assert_int_equal(num_at(j, "bytes_per_token", 0), 1024);
     assert_int_equal(num(j, "largest_context"), 1000);
     assert_int_equal(num(j, "rows_that_fit"), 1);
+    json_decref(j);
+}
+
+/* What one more of something adds to a number, with the options of both. */
+static uint64_t more(const char *key, const char *with, const char *without) {
+    int rc;
+    json_t *a = fit_json(with, &rc), *b = fit_json(without, &rc);
+    uint64_t x = num(a, key), y = num(b, key);
+    assert_true(x >= y);
+    json_decref(a);
+    json_decref(b);
+    return x - y;
+}
+
+/* Tables are no less than what the documents say that they hold (docs/execution.md, cache.md, state.md): a session's 256 records and 64
+ * KiB of text, twice; the tokens of who waits, and of who runs once more; the tokens of every page in the tree. */
+static void tables(void **state) {
+    uint64_t pages = (64 << 20) / (64 * 8192), one;
+    int rc;
+    json_t *j;
+    (void)state;
+    one = more("table_bytes", "$W --kv-budget 64M --max-rows 17", "$W --kv-budget 64M --max-rows 16");
+    assert_in_range(one, 2 * (64 << 10) + 256 * 160, 400 << 10);
+    one = more("table_bytes", "$W --kv-budget 64M --max-queued 1256", "$W --kv-budget 64M --max-queued 256") / 1000;
+    assert_in_range(one, 512 * 4 + 200, 512 * 4 + 3000);
+    one = more("table_bytes", "$W --kv-budget 64M --max-queued 1 --max-rows 4 --ctx 512", "$W --kv-budget 64M --max-queued 1 --max-rows 4 --ctx 128");
+    assert_in_range(one, (1 + 4 + 4) * 384 * 4, 3 * (1 + 4 + 4) * 384 * 4);
+    /* A budget of one row has no room for more, however many may run: 1 + 16 prompts, and two rows at most. */
+    one = more("table_bytes", "$W --kv-budget 4M --max-queued 1 --ctx 512", "$W --kv-budget 4M --max-queued 1 --ctx 512 --no-cache");
+    assert_true(one > 0);
+    {
+        const uint64_t prompts = 17 * 384 * 4;
+        one = more("table_bytes", "$W --kv-budget 4M --max-queued 1 --ctx 512 --no-cache", "$W --kv-budget 4M --max-queued 1 --ctx 128 --no-cache");
+        assert_in_range(one, prompts - 8 * 384 * 4, prompts + 3 * 384 * 8);
+    }
+    one = more("table_bytes", "$W --kv-budget 64M --page-tokens 64", "$W --kv-budget 64M --page-tokens 64 --no-cache") / pages;
+    assert_in_range(one, 64 * 4 + 100, 64 * 4 + 700);
+    one = more("program_bytes", "$W --threads 64", "$W --threads 2") / 62;
+    assert_in_range(one, 16 << 10, 256 << 10);
+    /* The disk tier: its queue is 64 MiB. */
+    j = fit_json("$W --kv-budget 64M", &rc);
+    assert_int_equal(num(j, "store_bytes"), 0);
+    assert_int_equal(num(j, "serving_log_bytes"), 0);
+    json_decref(j);
+    one = more("total_bytes", "$W --kv-budget 64M --state-dir /nowhere", "$W --kv-budget 64M");
+    assert_in_range(one, 64 << 20, 128 << 20);
+    j = fit_json("$W --kv-budget 64M --state-dir /nowhere", &rc);
+    assert_in_range(num(j, "store_bytes"), one - (1 << 20), one + (1 << 20)); /* "program" is measured each time */
+    assert_true(num(j, "serving_log_bytes") >= 8 << 20); /* two queues of 4 MiB */
+    json_decref(j);
+    /* What clients may cause follows what they are allowed. */
+    j = fit_json("$W --max-body 1M --max-replies 2M --max-connections 10 --max-queued 4", &rc);
+    assert_int_equal(num(j, "serving_body_bytes"), 8 << 20);
+    assert_int_equal(num(j, "serving_reply_bytes"), 8 << 20);
+    assert_in_range(num(j, "serving_connection_bytes"), 10 * (3 * 64 << 10), 100 * (512 << 10));
+    assert_true(num(j, "serving_planner_bytes") >= 1 << 20);
+    assert_true(num(j, "serving_request_bytes") >= 20 * (2 * (64 << 10)));
+    assert_int_equal(num(j, "serving_total_bytes"),
+                     num(j, "serving_body_bytes") + num(j, "serving_reply_bytes") + num(j, "serving_connection_bytes") +
+                         num(j, "serving_planner_bytes") + num(j, "serving_request_bytes") + num(j, "serving_log_bytes"));
     json_decref(j);
 }
 
@@ -524,7 +594,7 @@ static void demo_model(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_arguments), cmocka_unit_test(files_that_do_not_load), cmocka_unit_test(sizes_do_not_run),
-        cmocka_unit_test(weights_are_not_read), cmocka_unit_test(numbers), cmocka_unit_test(verdicts), cmocka_unit_test(longest),
+        cmocka_unit_test(weights_are_not_read), cmocka_unit_test(numbers), cmocka_unit_test(tables), cmocka_unit_test(verdicts), cmocka_unit_test(longest),
         cmocka_unit_test(filled), cmocka_unit_test(demo_model),
     };
     return cmocka_run_group_tests_name("fit", tests, setup, teardown);

@@ -327,7 +327,7 @@ static int print_json(const fit *f) {
         {"total_bytes", f->s.fixed + f->s.opt.kv_budget_bytes}, {"serving_connection_bytes", f->serving.connections},
         {"serving_body_bytes", f->serving.bodies}, {"serving_request_bytes", f->serving.requests},
         {"serving_reply_bytes", f->serving.replies}, {"serving_planner_bytes", f->serving.planners},
-        {"serving_total_bytes", f->serving.total}, {"page_tokens", f->s.opt.page_tokens},
+        {"serving_log_bytes", f->serving.log}, {"serving_total_bytes", f->serving.total}, {"page_tokens", f->s.opt.page_tokens},
         {"step_tokens", f->s.opt.step_tokens}, {"max_rows", f->s.opt.max_rows}, {"threads", in->n_threads},
         {"context", f->want_ctx}, {"rows", f->rows}, {"needed_kv_bytes", f->need},
     };

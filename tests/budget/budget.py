@@ -17,7 +17,8 @@ It passes when neither is ever more, VmHWM is not more than both, no reply is a 
 no stream ends in an error, the load wanted more pages than there are (rows gave way or waited, the budget was used to 90 %),
 and SIGTERM ends the server with status 0.  --tight SHARE: the peak must be at least that share of fit's total, so that a
 declaration with room for anything does not pass; --slack MIB: the peak may be that much above fit's total and no more, for clients
-that are far from what a server allows them all together.  Prints one line, exit status 1 unless it passed.  Standard library only.
+that are far from what a server allows them all together.  --requests: go on until so many were answered, four times as long at most.
+Without the prefix cache a server at rest must be back below what is declared beside the budget.  Prints one line, exit status 1 unless it passed.  Standard library only.
 """
 import argparse
 import collections
@@ -331,6 +332,7 @@ def main():
     p.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     p.add_argument("--tight", type=float, default=0)
     p.add_argument("--slack", type=float, default=0)
+    p.add_argument("--requests", type=int, default=0)
     p.add_argument("options", nargs="*")
     a = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -351,7 +353,8 @@ def run(a, server, said):
     for t in threads:
         t.start()
     end, used, seen = time.monotonic() + a.seconds, 0.0, collections.Counter()
-    while time.monotonic() < end and server.proc.poll() is None:
+    late = end + 3 * a.seconds  # a busy machine
+    while server.proc.poll() is None and (time.monotonic() < end or time.monotonic() < late and sum(server.did.values()) < a.requests):
         time.sleep(0.2)
         try:
             state = server.look()
@@ -379,6 +382,11 @@ def run(a, server, said):
             break
         except (OSError, EOFError):
             time.sleep(0.5)
+    if server.proc.poll() is None and "--no-cache" in a.options:
+        time.sleep(4)  # an engine at rest has given its pages back
+        rest = status_bytes(server.proc.pid)["RssAnon"]
+        if rest > said["fixed_bytes"]:
+            server.fault(f"{rest / MIB:.1f} MiB at rest, {said['fixed_bytes'] / MIB:.1f} are declared beside the budget")
     peak = collections.Counter(server.peak)
     if server.proc.poll() is None:
         peak["VmHWM"] = status_bytes(server.proc.pid)["VmHWM"]
