@@ -33,16 +33,19 @@ typedef struct {
 
 static const vfs *disk;       /* NULL: the real one */
 static uint64_t segment_bytes; /* 0: the store's own */
+static uint64_t other_weights; /* added to the seed of the model's weights */
 
 static rig open_rig(const char *variant, uint64_t budget, bool with_store) {
     rig r = {.path = "/tmp/heddle-disk-m-XXXXXX"};
+    tiny_variant v = *tiny_variant_find(variant);
     model_options mo = {.n_threads = 1};
     store_opts so = {.dir = dir, .linger_ms = 1, .fs = disk, .segment_bytes = segment_bytes, .queue_bytes = 2 * segment_bytes};
     engine_options eo = {.page_tokens = PAGE, .step_tokens = 64, .kv_budget_bytes = budget, .ctx = 512};
     int fd = mkstemp(r.path);
     assert_true(fd >= 0);
     close(fd);
-    assert_int_equal(tiny_model_write(tiny_variant_find(variant), NULL, r.path), 0);
+    v.seed += other_weights;
+    assert_int_equal(tiny_model_write(&v, NULL, r.path), 0);
     if (with_store && store_open(&r.st, &so, &err)) fail_msg("%s", err.msg);
     eo.store = r.st;
     if (model_open(&r.m, r.path, &mo, &err) || engine_open(&r.e, r.m, &eo, &err)) fail_msg("%s", err.msg);
@@ -191,6 +194,65 @@ static int remove_dir(void **state) {
     return system(cmd);
 }
 
+/* R020: the weights in effect count, not a name.  The same architecture, name and shapes with other weights finds nothing of the
+ * first, and answers as it does cold. */
+static void r020_other_weights_of_the_same_name(void **state) {
+    rig r = open_rig("llama", 64 << 20, true);
+    run_result first = ask(&r, LONG), cold, warm;
+    (void)state;
+    close_rig(&r);
+    other_weights = 1000;
+    r = open_rig("llama", 64 << 20, false);
+    cold = ask(&r, LONG);
+    close_rig(&r);
+    assert_non_null(run_result_differs(&first, &cold));
+    r = open_rig("llama", 64 << 20, true);
+    warm = ask(&r, LONG);
+    close_rig(&r);
+    same(&cold, &warm);
+    assert_int_equal(warm.cached_tokens, 0);
+    other_weights = 0;
+    run_result_deinit(&warm);
+    r = open_rig("llama", 64 << 20, true); /* and the first one's are still there */
+    warm = ask(&r, LONG);
+    close_rig(&r);
+    same(&first, &warm);
+    assert_int_equal(warm.cached_tokens, LONG / PAGE * PAGE);
+    run_result_deinit(&warm);
+    run_result_deinit(&cold);
+    run_result_deinit(&first);
+    each_file(false, NULL);
+}
+
+/* R024: a long preamble, then tasks that differ; the server starts again in between.  All whole pages of what is shared come back,
+ * also where the first request went on far beyond them. */
+static void r024_a_shared_preamble(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        const uint32_t shared = 210;
+        int32_t keep[LONG];
+        run_result cold, warm;
+        rig r = open_rig(variants[i], 64 << 20, true);
+        memcpy(keep, prompt, sizeof keep);
+        warm = ask(&r, LONG);
+        run_result_deinit(&warm);
+        close_rig(&r);
+        for (uint32_t k = shared; k < LONG; k++) prompt[k] = 35 + (prompt[k] + 7) % 200;
+        r = open_rig(variants[i], 64 << 20, false);
+        cold = ask(&r, LONG - 40);
+        close_rig(&r);
+        r = open_rig(variants[i], 64 << 20, true);
+        warm = ask(&r, LONG - 40);
+        close_rig(&r);
+        same(&cold, &warm);
+        assert_int_equal(warm.cached_tokens, shared / PAGE * PAGE);
+        run_result_deinit(&warm);
+        run_result_deinit(&cold);
+        memcpy(prompt, keep, sizeof keep);
+        each_file(false, NULL);
+    }
+}
+
 /* A disk that takes one file and then no more. */
 static int files_taken;
 static int one_file(void *ctx, int fd, uint64_t size) { return files_taken++ ? -ENOSPC : vfs_real.reserve(ctx, fd, size); }
@@ -230,6 +292,8 @@ int main(void) {
         cmocka_unit_test(evicted_and_back),
         cmocka_unit_test(damage_costs_time_only),
         cmocka_unit_test(beginnings_first),
+        cmocka_unit_test(r020_other_weights_of_the_same_name),
+        cmocka_unit_test(r024_a_shared_preamble),
     };
     return cmocka_run_group_tests_name("disk tier", tests, make_dir, remove_dir);
 }

@@ -14,7 +14,7 @@ mark (VmHWM).  Two kinds are told apart:
   RssFile   pages of mapped files, which the system may drop at any moment: at most the model file (read through a mapping
             when it is packed, its token embedding stays mapped) and the program with its libraries.
 It passes when neither is ever more, VmHWM is not more than both, no reply is a 5xx but `overloaded` (refused before it ran),
-no stream ends in an error, the load wanted more pages than there are (rows gave way or waited, the budget was used to 90 %),
+no stream ends in an error, the files of the disk tier never have more than --state-cap, the load wanted more pages than there are (rows gave way or waited, the budget was used to 90 %),
 and SIGTERM ends the server with status 0.  --tight SHARE: the peak must be at least that share of fit's total, so that a
 declaration with room for anything does not pass; --slack MIB: the peak may be that much above fit's total and no more, for clients
 that are far from what a server allows them all together.  --requests: go on until so many were answered, four times as long at most.
@@ -318,6 +318,19 @@ def fit(a):
     return json.loads(r.stdout)
 
 
+def tier_bytes(options):
+    """Bytes of the files of the disk tier, unfinished ones too."""
+    total = 0
+    if "--state-dir" in options:
+        folder = os.path.join(options[options.index("--state-dir") + 1], "kv")
+        for name in os.listdir(folder) if os.path.isdir(folder) else []:
+            try:
+                total += os.path.getsize(os.path.join(folder, name))
+            except FileNotFoundError:
+                pass  # it made room
+    return total
+
+
 def metric(port, name):
     found = re.search(rf"^{re.escape(name)}{{[^}}]*}} ([\d.e+]+)$", net.call(port, "GET", "/metrics")[1], re.M)
     return float(found[1]) if found else 0.0
@@ -364,6 +377,10 @@ def run(a, server, said):
         used = max(used, (pages["used"] + pages["cached"]) / max(1, pages["total"]))
         for entry in state["queue"]:
             seen[entry["reason"]] += 1
+        on_disk = tier_bytes(a.options)
+        seen["on_disk"] = max(seen["on_disk"], on_disk)
+        if (cap := state.get("disk", {}).get("cap_bytes")) and on_disk > cap:
+            server.fault(f"{on_disk} bytes of files, the cap is {cap}")
         for k in ("planned_bytes", "reply_bytes", "unread_bytes", "body_bytes"):
             seen[k] = max(seen[k], state[k])
     if server.proc.poll() is not None:
@@ -420,7 +437,7 @@ def run(a, server, said):
           f"{used:.0%}; own memory at most {peak['RssAnon'] / MIB:.1f} MiB of {total / MIB:.1f} + {serving / MIB:.1f} declared, "
           f"mapped {peak['RssFile'] / MIB:.1f} of {files / MIB:.1f}, VmHWM {peak['VmHWM'] / MIB:.1f}; at most planned "
           f"{seen['planned_bytes'] / MIB:.1f}, replies {seen['reply_bytes'] / MIB:.1f}, unread {seen['unread_bytes'] / MIB:.1f}, "
-          f"bodies {seen['body_bytes'] / MIB:.1f}; {len(server.faults)} faults")
+          f"bodies {seen['body_bytes'] / MIB:.1f}, on disk {seen['on_disk'] / MIB:.1f}; {len(server.faults)} faults")
     sys.exit(1 if server.faults else 0)
 
 
