@@ -113,7 +113,8 @@ TILE_INLINE pair_f pair_fnma(pair_f a, pair_f b, pair_f c) {
 mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
 #endif
 
-/* The tables of a file for one type: direct tiles, panels of 1 to 4 tokens, two whole panels at once. */
+/* The tables of a file for one type: direct tiles, panels of 1 to 4 tokens, two whole panels at once.  With 32 registers
+ * direct tiles stay ahead of the panel for twice as many tokens (measured). */
 #define DIRECT(nr, nc)                                                                                                 \
     static void FN(nr, nc)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units,                  \
                            __m256 *sums, __m256i *tmp) {                                                               \
@@ -140,7 +141,7 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
                                 .two_panels = LANES_WIDE ? name##_two : NULL,                                          \
                                 .unpack = name##_unpack,                                                               \
                                 .panel_units = units,                                                                  \
-                                .panel_min = from,                                                                     \
+                                .panel_min = LANES_WIDE ? 2 * from : from,                                             \
                                 .ahead = near};
 
 #endif

@@ -50,22 +50,19 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             UNROLL
             for (int i = 0; i < 8; i++) {
                 const int j = ty == TENSOR_Q8_0 ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
-                __m256i x[8], y, v;
+                __m256i x[4], y[4], v;
                 FENCE();
                 UNROLL
-                for (int c = 0; c < nc; c++) {
-                    x[2 * c] = bcast32(a[c].q + 4 * j);
-                    x[2 * c + 1] = bcast32(a[c].q + 4 * j + 2);
-                }
+                for (int r = 0; r < nr; r++) y[r] = raw(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j);
                 UNROLL
-                for (int r = 0; r < nr; r++) {
-                    const uint8_t *blk = p[r] + HEAD(ty) + BLOCK(ty) * b;
-                    y = raw(ty, blk, j);
+                for (int odd = 0; odd < 2; odd++) {
                     UNROLL
-                    for (int odd = 0; odd < 2; odd++) {
-                        v = widen(ty, blk, j, y, odd);
+                    for (int c = 0; c < nc; c++) x[c] = bcast32(a[c].q + 4 * j + 2 * odd);
+                    UNROLL
+                    for (int r = 0; r < nr; r++) {
+                        v = widen(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j, y[r], odd);
                         UNROLL
-                        for (int c = 0; c < nc; c++) acc[c * nr + r] = DP16(acc[c * nr + r], v, x[2 * c + odd]);
+                        for (int c = 0; c < nc; c++) acc[c * nr + r] = DP16(acc[c * nr + r], v, x[c]);
                     }
                 }
             }
