@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """compare.py - heddle's speed against llama.cpp's: same file, same machine, same minutes, alternating.
 
-usage: compare.py MODEL.gguf [--rounds 5] [--threads 2] [-p 512] [-n 64] [-b 1,8] [--depth 0] [--flash on,off]
-                  [--peer-only] [--json OUT]        (setting up the peer: tests/oracle/peer.py)
+usage: compare.py MODEL.gguf... [--rounds 7] [--threads 2] [-p 512] [-n 64] [-b 1,8] [--depth 0] [--flash on,off]
+                  [--cpu] [--peer-only] [--json OUT]        (setting up the peer: tests/oracle/peer.py)
 
 Each round starts a fresh process of each engine in turn: `heddle bench MODEL -p P -n N -b ROWS --threads T --json`, then
 llama.cpp through llama-cpp-python's low-level calls with each --flash setting.  The order turns round every round.
 What the peer's timers include: one llama_decode call of P tokens into an empty cache, logits of the last token only
 (prefill); N calls of one token for each of ROWS sequences of their own, logits of every token, tokens fixed beforehand
 so that no sampling is timed (decode).  Each follows an untimed warm-up of the same shape.  Loading is not included.
+--cpu compares tokens per second of CPU time of each whole process instead, with one thread: what an idle machine would show,
+as far as a neighbour takes turns and not memory bandwidth; for machines that are never quiet.
 Ratios are heddle / peer within a round, against the peer's better setting of that round: min, median, max.
 """
 import argparse
@@ -25,9 +27,10 @@ import peer as P  # noqa: E402
 
 def bench_peer(model, a):
     """One run in this process; prints the shape of `heddle bench --json` (the parts that are compared)."""
-    rows = [int(x) for x in a.b.split(",")]
+    rows = [int(x) for x in a.b.split(",") if x != "0"]
+    now = time.process_time if a.cpu else time.perf_counter
     t0 = time.perf_counter()
-    peer = P.Peer(model, n_ctx=max(a.p, a.depth + a.n + 8) + 8, threads=a.threads, flash=a.flash == "on", n_seqs=max(rows),
+    peer = P.Peer(model, n_ctx=max(a.p, a.depth + a.n + 8) + 8, threads=a.threads, flash=a.flash == "on", n_seqs=max(rows or [1]),
                   n_batch=max(512, a.p))
     load = time.perf_counter() - t0
     lc = peer.lc
@@ -39,12 +42,15 @@ def bench_peer(model, a):
 
     def timed_prefill():
         peer.clear()
-        t = time.perf_counter()
+        t = now()
         prefill(0, a.p)
-        return time.perf_counter() - t
+        return now() - t
 
-    timed_prefill()
-    out = {"prefill": [{"tokens": a.p, "tok_s": a.p / timed_prefill()}], "decode": [], "load_ms": 1000 * load,
+    pf = []
+    if a.p:
+        timed_prefill()
+        pf = [{"tokens": a.p, "tok_s": a.p / timed_prefill()}]
+    out = {"prefill": pf, "decode": [], "load_ms": 1000 * load,
            "threads": a.threads, "isa": peer.system_info(), "version": peer.version()}
     for r in rows:
         peer.clear()
@@ -54,17 +60,18 @@ def bench_peer(model, a):
         warm = 4
         for i in range(warm + a.n):
             if i == warm:
-                t = time.perf_counter()
+                t = now()
             peer.decode([token(i + s) for s in range(r)], [a.depth + i] * r, list(range(r)), [1] * r)
             lc.llama_get_logits_ith(peer.ctx, r - 1)
-        out["decode"].append({"rows": r, "tok_s": r * a.n / (time.perf_counter() - t), "depth": a.depth})
+        out["decode"].append({"rows": r, "tok_s": r * a.n / (now() - t), "depth": a.depth})
     print(json.dumps(out))
 
 
-def flat(r):
+def flat(r, cpu):
     """{"prefill 512": tok/s, "decode 1": tok/s, ...}"""
-    d = {f"prefill {x['tokens']}": x["tok_s"] for x in r["prefill"]}
-    d.update({f"decode {x['rows']}": x["tok_s"] for x in r["decode"]})
+    speed = lambda x: x["cpu_tok_s"] if cpu and "cpu_tok_s" in x else x["tok_s"]
+    d = {f"prefill {x['tokens']}": speed(x) for x in r["prefill"]}
+    d.update({f"decode {x['rows']}": speed(x) for x in r["decode"]})
     return d
 
 
@@ -74,29 +81,42 @@ def spread(xs, form="{:.1f}"):
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("model")
-    ap.add_argument("--rounds", type=int, default=5)
+    ap.add_argument("model", nargs="+")
+    ap.add_argument("--rounds", type=int, default=7)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("-p", type=int, default=512)
     ap.add_argument("-n", type=int, default=64)
     ap.add_argument("-b", default="1,8")
     ap.add_argument("--depth", type=int, default=0)
     ap.add_argument("--flash", default="on,off")
+    ap.add_argument("--cpu", action="store_true")
     ap.add_argument("--peer-only", action="store_true")
     ap.add_argument("--json")
     ap.add_argument("--bench-peer", action="store_true", help=argparse.SUPPRESS)
     a = ap.parse_args()
+    if a.cpu:
+        a.threads = 1
     if a.bench_peer:
-        return bench_peer(a.model, a)
+        return bench_peer(a.model[0], a)
+    raw = []
+    for model in a.model:
+        raw += compare(model, a)
+    if a.json:
+        with open(a.json, "w") as f:
+            json.dump(raw, f, indent=1)
+
+
+def compare(model, a):
+    """All rounds on one file; prints a table and returns every run."""
     shape = ["-p", str(a.p), "-n", str(a.n), "-b", a.b, "--depth", str(a.depth), "--threads", str(a.threads)]
-    itself = [sys.executable, os.path.abspath(__file__), a.model, *shape, "--bench-peer", "--flash"]
+    itself = [sys.executable, os.path.abspath(__file__), model, *shape, "--bench-peer", *["--cpu"] * a.cpu, "--flash"]
     engines = [("peer flash " + f, itself + [f]) for f in a.flash.split(",")]
     if not a.peer_only:
-        engines.insert(0, ("heddle", [P.HEDDLE, "bench", a.model, *shape, "--json"]))
+        engines.insert(0, ("heddle", [P.HEDDLE, "bench", model, *shape, "--json"]))
     load = os.getloadavg()[0]
-    if load > 0.5:
+    if load > 0.5 and not a.cpu:
         print(f"beware: the load is {load:.2f} before the first run; with a busy neighbour the peer's threads lose most of "
-              "their speed and ratios mean nothing", file=sys.stderr)
+              "their speed and ratios mean nothing (--cpu)", file=sys.stderr)
     runs = {name: [] for name, _ in engines}
     raw = []
     for k in range(a.rounds):
@@ -105,11 +125,12 @@ def main():
             if p.returncode:
                 sys.exit(f"{' '.join(cmd)}: exit {p.returncode}\n{p.stderr.decode(errors='replace')[-2000:]}")
             r = json.loads(p.stdout)
-            raw.append({"round": k, "engine": name, **r})
-            runs[name].append(flat(r))
+            raw.append({"model": model, "round": k, "engine": name, **r})
+            runs[name].append(flat(r, a.cpu))
     info = {x["engine"]: x for x in raw}
     some = info[engines[-1][0]]
-    print(f"{os.path.basename(a.model)}, {a.threads} threads, {a.rounds} rounds, depth {a.depth}; load before {load:.2f}")
+    print(f"{os.path.basename(model)}, {a.threads} threads, {a.rounds} rounds, depth {a.depth}; load before {load:.2f}"
+          + ("; tok/s of CPU time" if a.cpu else ""))
     print(f"peer: {some['version']}, {some['isa']}")
     if "heddle" in info:
         print(f"heddle: isa {info['heddle'].get('isa')}, threads {info['heddle'].get('threads')}")
@@ -122,10 +143,8 @@ def main():
             ratios = [h[key] / max(runs[n][k][key] for n in peers) for k, h in enumerate(runs["heddle"])]
             line += f"{spread(ratios, '{:.2f}'):>24}"
         print(line)
-    print("(min median max)")
-    if a.json:
-        with open(a.json, "w") as f:
-            json.dump(raw, f, indent=1)
+    print("(min median max)", flush=True)
+    return raw
 
 
 if __name__ == "__main__":

