@@ -236,6 +236,7 @@ void durable_submit(gen *g) {
     g->view.how = VIEW_NONE;
     g->accepted_us = server_wall_us();
     g->ctx = s->ctx;
+    memcpy(g->fingerprint, s->fingerprint, sizeof g->fingerprint);
     if (!made || !r || !(g->model_name = hd_strdup(s->info->name)) || !record_write(g, &record)) {
         serve_fail(&g->error, 503, "out_of_memory", NULL, "no memory for the request");
         goto out;

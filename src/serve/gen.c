@@ -60,6 +60,7 @@ void gen_clear_plan(gen *g) {
     hd_free(g->model_name);
     g->model_name = NULL;
     g->warning[0] = 0;
+    g->fingerprint[0] = 0;
     g->not_kept = NULL;
     g->has_big_seed = g->readmit = g->background = false;
     g->accepted_us = 0;

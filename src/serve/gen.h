@@ -147,7 +147,8 @@ struct gen {
     bool readmit;                  /* from the log, at a start */
     int64_t accepted_us;           /* wall clock, when the first life took it; total deadlines count from there */
     uint32_t ctx;                  /* effective context then */
-    char *model_name;              /* of a stored one; NULL: the served one's */
+    char *model_name;              /* of a durable one, as it was then; NULL: the served one's */
+    char fingerprint[24];          /* likewise; "" */
     view view;                     /* of a durable one */
 };
 

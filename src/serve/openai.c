@@ -47,7 +47,7 @@ void openai_head(jsonw *w, const gen *g, const char *object) {
     jsonw_key(w, "object"), jsonw_str(w, object);
     jsonw_key(w, "created"), jsonw_int(w, g->created);
     jsonw_key(w, "model"), jsonw_str(w, g->model_name ? g->model_name : g->srv->info->name);
-    jsonw_key(w, "system_fingerprint"), jsonw_str(w, g->srv->fingerprint);
+    jsonw_key(w, "system_fingerprint"), jsonw_str(w, g->fingerprint[0] ? g->fingerprint : g->srv->fingerprint);
 }
 
 bool openai_frames(gen *g, const char *object, serve_error *e) {

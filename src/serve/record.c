@@ -172,6 +172,7 @@ static void policy(codec *c, gen *g) {
     io_i64(c, &g->accepted_us);
     io_u32(c, &g->ctx);
     io_text(c, &g->model_name, &n_name);
+    io_name(c, g->fingerprint, sizeof g->fingerprint);
     io_name(c, g->warning, sizeof g->warning);
     sampling(c, p);
     stops(c, p);
