@@ -243,7 +243,7 @@ static void count_request(const gen *g) {
 /* All choices are done, or there are none (tokenize and its kin): the last bytes. */
 static void settle(gen *g, hd_buf *out) {
     conn *c = g->conn;
-    char extra[300] = "";
+    char extra[400] = "";
     bool failed = false;
     if (gen_streams(g)) {
         count_request(g);
@@ -269,7 +269,9 @@ static void settle(gen *g, hd_buf *out) {
     }
     count_request(g);
     c->gen = NULL;
-    if (g->warning[0]) snprintf(extra, sizeof extra, "x-heddle-warning: %s\r\n", g->warning);
+    if (g->warning[0] || viewer_lost(g))
+        snprintf(extra, sizeof extra, "x-heddle-warning: %s%s%s\r\n", g->warning, g->warning[0] && viewer_lost(g) ? "; " : "",
+                 viewer_lost(g) ? "the request lost durability: the log could not be written" : "");
     http_reply_take(c, 200, "application/json", extra, &g->reply);
     gen_release(g);
 }
@@ -326,6 +328,10 @@ static void drain(gen *g, unsigned budget) {
     serve_error e = {0};
     if (g->phase != GEN_ACTIVE || !g->conn || g->conn->dead) return;
     buf_clear(out);
+    if (g->view.how && gen_streams(g) && !g->view.told && viewer_lost(g)) {
+        g->view.told = true;
+        sse_comment(out, "durability lost");
+    }
     if (g->view.how) take_viewed(g, &budget, out, &e);
     else take_waiting(g, &budget, out, &e);
     if (out->failed) serve_fail(&e, 500, "internal_error", NULL, "no memory for the reply");

@@ -198,3 +198,5 @@ void viewer_progress(const gen *g, uint32_t *done, uint32_t *total, bool *queued
     const runner *r = g->view.r;
     if (r && r->ch[i].s && !r->ch[i].n_events) session_progress(r->ch[i].s, done, total, queued);
 }
+
+bool viewer_lost(const gen *g) { return g->view.how && (g->view.lost || (g->view.r && g->view.r->lost)); }

@@ -47,6 +47,7 @@ typedef struct view {
     serve_error end;     /* of one that failed or was cancelled */
     bool has_end;
     uint32_t turn;     /* choice whose turn it is */
+    bool told;         /* a comment said that durability is lost */
     bool reading;      /* a job of its is with the log's thread */
     uint32_t tries;
     uint64_t serial;   /* of this life of the gen: late answers are known by it */
@@ -59,6 +60,8 @@ void viewer_detach(gen *g);
 bool viewer_next(gen *g, uint32_t *i, gen_event *ev, serve_error *e);
 /* An answer of the log's thread for it. */
 void viewer_answer(gen *g, log_job *j);
+/* What it watches is not durable any more. */
+bool viewer_lost(const gen *g);
 /* For keep-alive comments. */
 void viewer_progress(const gen *g, uint32_t *done, uint32_t *total, bool *queued);
 
