@@ -305,6 +305,36 @@ static void drain(void **state) {
     drig_close(&d);
 }
 
+/* Cut in the middle of a character: what the cut released was no part of the answer, and the next life goes on with the rest. */
+static void cut_in_a_character(void **state) {
+    static const char script[] =
+        "{\"vocab\":[\"<s>\",\"</s>\",{\"hex\":\"E2\"},{\"hex\":\"82\"},{\"hex\":\"AC\"}],\"special\":{\"bos\":0,\"eos\":[1]},"
+        "\"context\":400,\"token_delay_ms\":100,\"default\":{\"emit\":[\"a\",2,3,4,\"b\",2,3,4,\"c\"]}}";
+    drig d;
+    client c;
+    char *s, *text;
+    sse_list l;
+    (void)state;
+    drig_open(&d, script, NULL, NULL);
+    begin(&c, &d, COMPLETE, "k", "{\"stream\":true,\"prompt\":\"x\"}", "\"text\":\"a\"");
+    sleep_ms(150); /* one or two bytes of the sign are there */
+    server_drain(d.r.s, 1000);
+    assert_true(client_finish(&c, LONG_DONE));
+    while (!server_drained(d.r.s)) sleep_ms(5);
+    rig_close(&d.r);
+    drig_start(&d);
+    s = ask_good(&d, COMPLETE, "k", NULL, "{\"stream\":true,\"prompt\":\"x\"}");
+    check_numbers(s, 0);
+    sse_parse(s, &l);
+    text = sse_text(&l, 0);
+    assert_string_equal(text, "a\xE2\x82\xAC" "b\xE2\x82\xAC" "c");
+    hd_free(text);
+    sse_free(&l);
+    hd_free(s);
+    client_close(&c);
+    drig_close(&d);
+}
+
 /* One server a log: the second says who has it, and does not start. */
 static void two_servers(void **state) {
     drig d;
@@ -327,7 +357,7 @@ int main(void) {
         cmocka_unit_test(power_cuts),      cmocka_unit_test(many_lives),      cmocka_unit_test(changed_defaults),
         cmocka_unit_test(changed_identity), cmocka_unit_test(deadline),       cmocka_unit_test(more_than_the_queue),
         cmocka_unit_test(lost_durability), cmocka_unit_test(lost_and_found),  cmocka_unit_test(drain),
-        cmocka_unit_test(two_servers),
+        cmocka_unit_test(cut_in_a_character), cmocka_unit_test(two_servers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
