@@ -6,6 +6,7 @@
 #include "serve/metrics.h"
 #include "serve/planner.h"
 #include "serve/runner.h"
+#include "serve/runner.h"
 
 #include <string.h>
 
@@ -43,6 +44,7 @@ static uint64_t request_bytes(const gen *g) {
     uint64_t n = (uint64_t)g->n_prompts * p->n, live = n, at_once = (uint64_t)s->max_rows + s->max_queued, bytes = GEN_BYTES;
     size_t longest, stops = stop_bytes(p, &longest), pending;
     if (p->method && live > at_once) live = at_once; /* of embeddings a few are sessions at one time */
+    if (g->view.how == VIEW_STORED) live = 0;        /* they are its runner's, if there is one still */
     for (uint32_t i = 0; i < g->n_prompts; i++) bytes += g->prompts[i].ids.n * sizeof(int32_t) + g->prompts[i].n_echo;
     bytes += n * CHOICE_BYTES + live * (stops + (p->method ? session_waiting_bytes() : session_bytes()));
     /* Entries wait for their text, and text for what may become a stop string. */
@@ -65,6 +67,20 @@ bool bounds_request(gen *g, serve_error *e) {
                "the request takes %llu bytes of memory, and all together may take %zu", (unsigned long long)bytes, max);
     if (bytes <= max) e->retry_after_s = 1;
     return false;
+}
+
+void bounds_request_to(gen *g, runner *r) {
+    if (g->readmit) { /* let in before: it is counted, but not refused */
+        g->request_bytes = (size_t)request_bytes(g);
+        atomic_fetch_add(&g->srv->request_bytes, g->request_bytes);
+    }
+    r->request_bytes = g->request_bytes;
+    g->request_bytes = 0;
+}
+
+void bounds_runner_end(runner *r) {
+    atomic_fetch_sub(&r->srv->request_bytes, r->request_bytes);
+    r->request_bytes = 0;
 }
 
 void bounds_request_end(gen *g) {

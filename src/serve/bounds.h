@@ -15,8 +15,11 @@
 
 /* Planner thread, before g is submitted: count what it holds from now on.  False: all together hold too much; e is filled. */
 bool bounds_request(gen *g, serve_error *e);
-/* Loop, at its end. */
+/* Any thread that owns g, at its end. */
 void bounds_request_end(gen *g);
+/* From now on it is r's, until bounds_runner_end.  What comes from the log at a start is counted here. */
+void bounds_request_to(gen *g, runner *r);
+void bounds_runner_end(runner *r);
 
 /* Loop.  Count what an unstreamed reply has collected by now.  False: more than one reply may have. */
 bool bounds_collect(gen *g);

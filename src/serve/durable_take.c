@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "serve/bounds.h"
 #include "serve/planner.h"
 #include "serve/record.h"
 #include "serve/runner.h"
@@ -27,7 +28,11 @@ static bool number(const char *s, uint64_t *v) {
 
 bool durable_headers(gen *g, const httpreq *r, serve_error *e) {
     const char *key = httpreq_get(r, HTTPREQ_IDEMPOTENCY_KEY), *last = httpreq_get(r, HTTPREQ_LAST_EVENT_ID);
-    if (!g->d->durable || !*key) return true;
+    if (!g->srv->dur || !g->d->durable || !*key) { /* without a log only a warning tells of it */
+        g->has_key = g->d->durable && *key;
+        return true;
+    }
+    g->has_key = true;
     if (strlen(key) > JOURNAL_KEY_BYTES)
         return bad_field(e, "Idempotency-Key", "an Idempotency-Key has at most %d bytes", JOURNAL_KEY_BYTES);
     if (*last && !(g->has_from = number(last, &g->from)))
@@ -55,7 +60,7 @@ bool durable_load(gen *g, const journal_entry *e) {
         if (st == HD_NOMEM) return serve_fail(&g->error, 503, "out_of_memory", NULL, "%s", err.msg);
         return serve_fail(&g->error, 410, "events_lost", NULL, "%s", err.msg);
     }
-    if (gen_make_choices(g)) return true;
+    if (bounds_request(g, &g->error) && gen_make_choices(g)) return true;
     v->how = VIEW_NONE;
     return false;
 }
@@ -137,19 +142,19 @@ bool durable_plan(gen *g, const json_t *body, serve_error *e) {
     bool keep = false, background = false;
     if (!g->d->durable) return true;
     if (!req_bool(body, "store", &keep, e) || !req_bool(body, "background", &background, e)) return false;
-    if (!g->idem_key.len && !keep && !background) return true;
+    if (!g->has_key && !keep && !background) return true;
     if (!s->dur) {
         if (background)
             return serve_fail(e, 422, "unsupported_parameter", "background",
                               "background needs a server with a request log: start it with --state-dir");
-        g->not_kept = g->idem_key.len ? "Idempotency-Key" : "store";
+        g->not_kept = g->has_key ? "Idempotency-Key" : "store";
         return true;
     }
     g->background = background;
     g->view.how = VIEW_NEW;
     if (!read_manner(body, &g->plan.stream, &g->plan.include_usage, e)) return false;
     if (!digest_body(g, body, g->view.body)) return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
-    return !g->idem_key.len || look_up(g, e);
+    return !g->has_key || look_up(g, e);
 }
 
 /* ---- new ones ---- */
@@ -258,6 +263,7 @@ void durable_submit(gen *g) {
         r->order = g->view.order = out.order;
         g->view.how = VIEW_NEW;
         g->view.r = r;
+        bounds_request_to(g, r);
         g->view.discard = NULL;
     }
     r = NULL; /* the loop's, to keep or to throw away */
@@ -320,8 +326,9 @@ static bool remember(void *ctx, uint64_t index, const journal_event *e) {
     return true;
 }
 
-/* What the log has of each choice.  HD_INVALID: not what we write. */
-static hd_status recall(durable *d, runner *r, const journal_entry *e, resumed_choice *was, hd_err *err) {
+/* What the log has of each choice.  Its tokens are handed to the engine as said, unless the prompt is scored (said_again false):
+ * then all is computed anew and compared.  HD_INVALID: not what we write. */
+static hd_status recall(durable *d, runner *r, const journal_entry *e, bool said_again, resumed_choice *was, hd_err *err) {
     for (uint32_t i = 0; i < r->n_choices; i++) {
         runner_choice *ch = &r->ch[i];
         remembered m = {.ch = ch, .was = &was[i]};
@@ -332,6 +339,10 @@ static hd_status recall(durable *d, runner *r, const journal_entry *e, resumed_c
         if (!(ch->known = hd_reallocarray(NULL, ch->n_logged, sizeof *ch->known))) return hd_fail(err, HD_NOMEM, "serve: no memory");
         if ((st = journal_read_events(d->log, e->order, i, 0, remember, &m, err))) return st;
         if (m.bad) return hd_fail(err, HD_INVALID, "its events cannot be read");
+        if (!said_again || was[i].done) continue;
+        if (!(was[i].said = hd_reallocarray(NULL, ch->n_logged, sizeof *was[i].said))) return hd_fail(err, HD_NOMEM, "serve: no memory");
+        while (was[i].n_said < ch->n_logged && event_mark_token(ch->known[was[i].n_said], &was[i].said[was[i].n_said])) was[i].n_said++;
+        ch->n_taken = was[i].n_said;
     }
     return HD_OK;
 }
@@ -351,6 +362,11 @@ static void adopt_later(server *s, runner *r) {
     for (at = &s->resumed; *at; at = &(*at)->next) {}
     *at = r;
     pthread_mutex_unlock(&s->mu);
+}
+
+static void free_was(resumed_choice *was, uint32_t n) {
+    for (uint32_t i = 0; was && i < n; i++) hd_free(was[i].said);
+    hd_free(was);
 }
 
 static bool resume(resuming *u, gen *g, const journal_entry *e) {
@@ -388,7 +404,7 @@ static bool resume(resuming *u, gen *g, const journal_entry *e) {
     r->key = g->key;
     r->logprobs = g->plan.logprobs;
     r->order = e->order;
-    if ((st = recall(d, r, e, was, u->err))) {
+    if ((st = recall(d, r, e, !g->plan.score_prompt, was, u->err))) {
         if (st == HD_NOMEM || st == HD_IO) goto error;
         serve_fail(&why, 410, "events_lost", NULL, "%s", u->err->msg);
         goto failed;
@@ -399,9 +415,10 @@ static bool resume(resuming *u, gen *g, const journal_entry *e) {
         goto failed;
     }
     for (uint32_t i = 0; i < g->n_choices; i++) r->ch[i].s = made[i];
+    bounds_request_to(g, r);
     adopt_later(s, r);
     u->n++;
-    hd_free(was);
+    free_was(was, e->request.n_choices);
     hd_free(made);
     return true;
 nomem:
@@ -409,12 +426,12 @@ nomem:
 error:
     u->st = st;
     runner_free(r);
-    hd_free(was);
+    free_was(was, e->request.n_choices);
     hd_free(made);
     return false;
 failed:
     runner_free(r);
-    hd_free(was);
+    free_was(was, e->request.n_choices);
     hd_free(made);
     return give_up(u, e, &why);
 }

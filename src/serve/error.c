@@ -25,6 +25,7 @@ const char *serve_error_type(const serve_error *e) {
     case 403: return "permission_error";
     case 404: return "not_found_error";
     case 409: return "conflict_error";
+    case 410: return "gone_error";
     case 429: return "rate_limit_error";
     case 499: return "cancelled_error";
     case 501: return "not_supported_error";

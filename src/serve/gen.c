@@ -73,11 +73,13 @@ void gen_clear_plan(gen *g) {
 void gen_release(gen *g) {
     static const struct timeval at_once = {0, 0};
     server *s = g->srv;
+    bool kept; /* in the log, which is asked then */
     if (g->phase == GEN_PLANNING) s->n_planning--;
     gen_trace(g, g->d->name, g->t_begin_us, "choices", g->n_choices);
     if (g->timer) event_free(g->timer);
     g->timer = NULL;
     for (uint32_t i = 0; i < g->n_choices; i++) s->collected_tokens -= g->choices[i].collected;
+    kept = g->view.how != VIEW_NONE;
     viewer_detach(g);
     gen_clear_plan(g);
     bounds_collect_end(g);
@@ -89,7 +91,7 @@ void gen_release(gen *g) {
     s->body_bytes -= g->body_counted;
     g->body_counted = 0;
     g->view.serial++; /* late answers of the log are nobody's */
-    if (g->id[0]) {
+    if (g->id[0] && !kept) {
         recent_id *r = &s->recent[s->n_recent++ % RECENT_IDS];
         memcpy(r->id, g->id, sizeof r->id);
         r->key = g->key;
@@ -140,7 +142,7 @@ static gen *make(conn *c, const dialect *d, gen_kind kind) {
     g->trace_order = TRACE_FIRST + s->n_started++ % TRACE_FIRST;
     g->event_no = g->from = 0;
     g->n_done = g->n_submitted = 0;
-    g->collecting = g->held = g->ending = g->has_from = g->want_stream = false;
+    g->has_key = g->collecting = g->held = g->ending = g->has_from = g->want_stream = false;
     g->id[0] = g->want_id[0] = g->warning[0] = 0;
     memset(&g->error, 0, sizeof g->error);
     memset(&g->plan, 0, sizeof g->plan);
@@ -289,6 +291,8 @@ static int in_recent(const server *s, size_t key, const char *id) {
     return -1;
 }
 
+static bool viewer(const gen *g) { return g->phase == GEN_ACTIVE && g->view.how; }
+
 int gen_cancel_id(server *s, size_t key, const char *id, cancel_reason why) {
     runner *r = runner_find_id(s, id);
     if (r && !server_may(s, key, r->key)) return -1;
@@ -298,7 +302,7 @@ int gen_cancel_id(server *s, size_t key, const char *id, cancel_reason why) {
         return 1;
     }
     for (gen *g = s->gens; g; g = g->next) {
-        if (strcmp(g->id, id) != 0 || (g->phase == GEN_ACTIVE && g->view.how) || !server_may(s, key, g->key)) continue;
+        if (strcmp(g->id, id) != 0 || viewer(g) || !server_may(s, key, g->key)) continue;
         cancel_gen(g, why);
         return 1;
     }
@@ -340,7 +344,7 @@ int gen_steer_id(server *s, size_t key, const char *id, const gen_steering *how,
         return 1;
     }
     for (gen *g = s->gens; g; g = g->next) {
-        if (strcmp(g->id, id) != 0 || !server_may(s, key, g->key)) continue;
+        if (strcmp(g->id, id) != 0 || viewer(g) || !server_may(s, key, g->key)) continue;
         if (g->phase == GEN_PLANNING || g->ending) return 0;
         *st = steer(g, how, err);
         return 1;
@@ -352,7 +356,7 @@ void gen_cancel_all(server *s, cancel_reason why) {
     runner_cancel_all(s, why);
     for (gen *g = s->gens, *next; g; g = next) {
         next = g->next;
-        if (g->phase == GEN_ACTIVE && g->view.how) {
+        if (viewer(g)) {
             serve_error e = {0};
             gen_cancel_error(&e, why);
             gen_fail(g, &e); /* what it watches is left to the next start, or is stored */

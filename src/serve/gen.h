@@ -119,7 +119,8 @@ struct gen {
     gen_kind kind;
     const dialect *d;
     char id[64];
-    hd_buf idem_key;     /* Idempotency-Key; empty: none */
+    bool has_key;        /* there is an Idempotency-Key, */
+    hd_buf idem_key;     /* this one where there is a log */
     char want_id[64];    /* of GET, DELETE, KNOWN */
     bool has_from;       /* Last-Event-ID or starting_after: only frames with higher numbers are wanted */
     uint64_t from;
@@ -170,7 +171,8 @@ typedef struct {
     size_t n_force;
 } gen_steering;
 /* Steer all choices of the response with this id: 1 done, 0 known but over or not begun yet, -1 unknown.  *st: HD_FULL,
- * HD_INVALID when the ids could not be forced, and then nothing was changed. */
+ * HD_INVALID when the ids could not be forced, HD_UNSUPPORTED when it is durable and its tokens would change; then nothing
+ * was changed. */
 int gen_steer_id(server *s, size_t key, const char *id, const gen_steering *how, hd_status *st, hd_err *err);
 void gen_cancel_all(server *s, cancel_reason why);
 void gen_free_all(server *s); /* at close, when the planners are gone */
@@ -202,6 +204,8 @@ void gen_submit_error(gen *g, serve_error *e, hd_status st, const hd_err *err);
 /* What an earlier life left of a choice. */
 typedef struct {
     bool done, begun;
+    int32_t *said; /* tokens that are read like a prompt instead of being generated again */
+    size_t n_said;
 } resumed_choice;
 /* Submit choices [from, from + n) together or not at all; sessions go to out[0..n), events are told to w.  was (may be NULL,
  * [n]): those that are done get none. */

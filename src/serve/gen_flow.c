@@ -347,7 +347,7 @@ static void drain(gen *g, unsigned budget) {
         }
         gen_fail(g, &e);
     } else if (g->n_done == g->n_choices) {
-        settle(g, out);
+        if (viewer_may_end(g)) settle(g, out);
     } else if (!budget && !g->held) {
         server_notify(&g->w); /* more waits: after the others */
     }
@@ -393,6 +393,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg) {
         }
         arm(g, s->opt.comment_us - silent);
     }
+    if (g->view.how) drain(g, DRAIN_EVENTS); /* it may wait for a log that hangs */
 }
 
 /* Echo of prompts in front of the answers. */

@@ -67,7 +67,7 @@ static uint32_t cap(const gen *g, size_t n_prompt) {
 }
 
 /* One id to the world; the engine's own are told apart by a suffix that state.c cuts off again. */
-static void fill_request(const gen *g, uint32_t i, bool begun, char id[64], gen_request *r) {
+static void fill_request(const gen *g, uint32_t i, const resumed_choice *was, char id[64], gen_request *r) {
     const gen_params *p = &g->plan;
     const gen_prompt *prompt = &g->prompts[g->choices[i].prompt];
     if (g->srv->opt.n_api_keys) snprintf(id, 64, "%.38s#%u~%zu", g->id, i, g->key);
@@ -100,7 +100,10 @@ static void fill_request(const gen *g, uint32_t i, bool begun, char id[64], gen_
                        .total_timeout_us = left_us(g, p->total_timeout_us)};
     r->sampling.sample_index = i % p->n;
     r->sampling.logprobs = p->logprobs;
-    if (g->readmit) left_again(g, begun, r);
+    if (!was) return;
+    r->said = was->said;
+    r->n_said = was->n_said;
+    left_again(g, was->begun, r);
 }
 
 hd_status gen_submit_choices(gen *g, uint32_t from, uint32_t n, const resumed_choice *was, waker *w, session **out, hd_err *err) {
@@ -116,7 +119,7 @@ hd_status gen_submit_choices(gen *g, uint32_t from, uint32_t n, const resumed_ch
     }
     for (uint32_t i = 0; i < n; i++) {
         if (was && was[i].done) continue;
-        fill_request(g, from + i, was && was[i].begun, ids[k], &reqs[k]);
+        fill_request(g, from + i, was ? &was[i] : NULL, ids[k], &reqs[k]);
         ctx[k++] = w;
     }
     if ((st = k ? engine_submit(g->srv->eng, reqs, k, server_notify, ctx, made, err) : HD_OK)) goto done;

@@ -387,6 +387,11 @@ uint32_t event_mark(const journal_event *e) {
     return kind << 28 | ((uint32_t)e->token & 0xfffffff);
 }
 
+bool event_mark_token(uint32_t mark, int32_t *id) {
+    *id = (int32_t)(mark & 0xfffffff);
+    return mark >> 28 == KIND_TOKEN;
+}
+
 bool event_pack(hd_buf *out, const journal_event *e) {
     uint8_t head[PACK_HEAD];
     le_put32(head, (uint32_t)e->n_text);

@@ -25,6 +25,8 @@ void event_write(const gen_event *ev, bool logprobs, uint8_t extra[EVENT_EXTRA_M
 bool event_read(const journal_event *in, gen_event *ev);
 /* What must be equal of an event that is computed again: its kind and its token. */
 uint32_t event_mark(const journal_event *e);
+/* The token of such a mark; false: it is none of an answer. */
+bool event_mark_token(uint32_t mark, int32_t *id);
 
 /* Events one behind another in a buffer: a head of 12 bytes, text, extra. */
 bool event_pack(hd_buf *out, const journal_event *e);

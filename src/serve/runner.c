@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "serve/bounds.h"
 #include "serve/durable.h"
 #include "serve/metrics.h"
 #include "serve/record.h"
@@ -37,6 +38,7 @@ runner *runner_new(server *s, const dialect *d, const char *id, uint32_t n_choic
 }
 
 static void free_sessions(runner *r) {
+    bounds_runner_end(r);
     for (uint32_t i = 0; i < r->n_choices; i++) {
         session_free(r->ch[i].s);
         r->ch[i].s = NULL;
@@ -58,6 +60,11 @@ void runner_free(runner *r) {
 
 /* ---- the tail ---- */
 
+static size_t tail_bytes(const runner *r) {
+    size_t n = TAIL_ALL_BYTES / r->n_choices;
+    return n > TAIL_BYTES ? TAIL_BYTES : n < TAIL_LEAST_BYTES ? TAIL_LEAST_BYTES : n;
+}
+
 /* Events that somebody who watches a request without durability has not seen yet must stay; who is behind the tail already
  * depends on the log. */
 static uint64_t must_keep(const runner *r, uint32_t i) {
@@ -67,14 +74,14 @@ static uint64_t must_keep(const runner *r, uint32_t i) {
     return least;
 }
 
-/* Drop the oldest down to TAIL_BYTES once there is twice that. */
+/* Drop the oldest down to tail_bytes once there is twice that. */
 static void trim_tail(runner *r, uint32_t i) {
     runner_choice *ch = &r->ch[i];
     uint64_t keep;
     size_t at = 0;
-    if (ch->tail.len < 2 * TAIL_BYTES) return;
+    if (ch->tail.len < 2 * tail_bytes(r)) return;
     keep = must_keep(r, i);
-    while (ch->tail_first < keep && ch->tail.len - at > TAIL_BYTES) {
+    while (ch->tail_first < keep && ch->tail.len - at > tail_bytes(r)) {
         journal_event e;
         at += event_unpack(ch->tail.data + at, ch->tail.len - at, &e);
         ch->tail_first++;
@@ -85,7 +92,7 @@ static void trim_tail(runner *r, uint32_t i) {
 
 static bool tail_full(const runner *r, uint32_t i) {
     const runner_choice *ch = &r->ch[i];
-    return r->lost && r->viewers && ch->tail.len >= 2 * TAIL_BYTES && must_keep(r, i) == ch->tail_first;
+    return r->lost && r->viewers && ch->tail.len >= 2 * tail_bytes(r) && must_keep(r, i) <= ch->tail_first;
 }
 
 const char *runner_event(runner *r, uint32_t i, view_place *p, size_t *n) {
@@ -204,6 +211,7 @@ static void take(runner *r, uint32_t i, const gen_event *ev) {
 static void runner_end(runner *r) {
     durable *d = r->srv->dur;
     r->over = true;
+    r->t_over_us = server_now_us();
     r->srv->n_running--;
     free_sessions(r);
     for (uint32_t i = 0; i < r->n_choices; i++) {
@@ -232,7 +240,7 @@ static void runner_end(runner *r) {
 /* Ended, on disk, and nobody watches: it goes. */
 static void retire(runner *r) {
     server *s = r->srv;
-    if (!r->over || !r->flushed || r->viewers) return;
+    if (!r->adopted || !r->over || !r->flushed || r->viewers) return;
     if (r->prev) r->prev->next = r->next;
     else s->runners = r->next;
     if (r->next) r->next->prev = r->prev;
@@ -344,6 +352,7 @@ bool runner_queued(const runner *r) {
 
 void runner_flushed(runner *r) {
     r->flushed = true;
+    tell_viewers(r);
     retire(r);
 }
 

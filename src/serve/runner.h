@@ -4,8 +4,8 @@
  * viewers come and go.  It ends when its choices have, and then leaves a finish record; ended, it stays until the log has
  * that on disk and the last viewer has left.  A planner makes it with its sessions; once adopted it is the loop's.
  *
- * After a start its sessions compute again what the log has: the first n_logged events of a choice are compared and
- * skipped.  One that differs ends the request, `identity_changed`.
+ * After a start its sessions go on behind the tokens that the log has; where they cannot (scores of a prompt), what the log has is
+ * computed again, compared and skipped.  An event that differs ends the request, `identity_changed`.
  *
  * When the log loses it (a full queue, a failed write) it goes on as an ordinary request: the tail is all there is, and
  * when that is full the row waits for the slowest viewer. */
@@ -15,7 +15,8 @@
 #include "base/buf.h"
 #include "serve/gen.h"
 
-enum { TAIL_BYTES = 64 * 1024 }; /* of a choice; kept up to twice that, so that dropping is rare */
+/* Kept of a choice, up to twice that, so that dropping is rare; of many choices less each. */
+enum { TAIL_BYTES = 64 * 1024, TAIL_ALL_BYTES = 1 << 20, TAIL_LEAST_BYTES = 2 * 1024 };
 
 typedef struct {
     session *s;         /* NULL: it was over already at the start */
@@ -43,9 +44,11 @@ struct runner {
     size_t key;           /* whose it is, as conn.key; one more than there are: of a key that is gone */
     uint64_t order;       /* in the log */
     bool logprobs;
+    size_t request_bytes; /* of srv->request_bytes */
     uint32_t n_choices;
     runner_choice *ch;
     bool adopted, over, flushed;
+    uint64_t t_over_us;
     bool lost;            /* the log has not all of it */
     bool left;            /* ended by the server's end: it stays unfinished in the log */
     serve_error error;    /* why it ended early */

@@ -14,8 +14,9 @@ static bool is(const char *p, size_t n, const char *text) { return n == strlen(t
 /* One name=value of the query.  Others than ours are ignored, as fields of a body are. */
 static bool parameter(gen *g, const char *name, size_t n_name, const char *v, size_t n, serve_error *e) {
     if (is(name, n_name, "stream")) {
-        g->want_stream = is(v, n, "true") || is(v, n, "1");
-        return g->want_stream || is(v, n, "false") || is(v, n, "0") || bad_field(e, "stream", "stream must be true or false");
+        bool on = is(v, n, "true") || is(v, n, "1");
+        g->want_stream = on && !g->conn->head_only;
+        return on || is(v, n, "false") || is(v, n, "0") || bad_field(e, "stream", "stream must be true or false");
     }
     if (is(name, n_name, "starting_after")) {
         g->from = 0;

@@ -14,14 +14,26 @@
 enum {
     ASK_AGAIN_US = 20000, /* the request runs, but its runner is not here yet, or not any more */
     ASK_TIMES = 250,
+    END_PATIENCE_US = 5000000,
 };
 
 static bool events_lost(serve_error *e) {
     return serve_fail(e, 410, "events_lost", NULL, "the request lost durability, and its first events are gone");
 }
 
+/* Chunks that were read to their end, of choices that have ended perhaps. */
+static void drop_chunks(gen *g) {
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        view_place *p = &g->choices[i].at;
+        if (!p->chunk.data || p->chunk_at < p->chunk.len) continue;
+        buf_deinit(&p->chunk);
+        p->chunk_at = 0;
+    }
+}
+
 static void ask(gen *g, log_kind kind, uint32_t i, uint64_t delay_us, serve_error *e) {
     log_job *j = log_job_new(kind);
+    drop_chunks(g);
     if (!j) {
         serve_fail(e, 503, "out_of_memory", NULL, "no memory to read the request log");
         return;
@@ -131,9 +143,10 @@ static bool from_tail(runner *r, uint32_t i, view_place *p, gen_event *ev, serve
 /* There is no event `next` of a choice that has not ended: live, it comes; else the request ended early. */
 static void at_end(const gen *g, serve_error *e) {
     const runner *r = g->view.r;
-    if (r && r->over) *e = r->error;
-    else if (!r && g->view.has_end && g->view.end.status) *e = g->view.end;
-    else if (!r) events_lost(e);
+    if (r && r->over && viewer_may_end(g)) *e = r->error;
+    else if (r) return;
+    else if (g->view.has_end && g->view.end.status) *e = g->view.end;
+    else events_lost(e);
 }
 
 bool viewer_next(gen *g, uint32_t *i, gen_event *ev, serve_error *e) {
@@ -200,3 +213,8 @@ void viewer_progress(const gen *g, uint32_t *done, uint32_t *total, bool *queued
 }
 
 bool viewer_lost(const gen *g) { return g->view.how && (g->view.lost || (g->view.r && g->view.r->lost)); }
+
+bool viewer_may_end(const gen *g) {
+    const runner *r = g->view.r;
+    return !r || (r->over && (r->flushed || server_now_us() - r->t_over_us >= END_PATIENCE_US));
+}

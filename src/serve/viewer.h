@@ -62,6 +62,8 @@ bool viewer_next(gen *g, uint32_t *i, gen_event *ev, serve_error *e);
 void viewer_answer(gen *g, log_job *j);
 /* What it watches is not durable any more. */
 bool viewer_lost(const gen *g);
+/* What has been said to have ended has ended: its last bytes wait until the end is on disk - or for a while, on a disk that hangs. */
+bool viewer_may_end(const gen *g);
 /* For keep-alive comments. */
 void viewer_progress(const gen *g, uint32_t *done, uint32_t *total, bool *queued);
 
