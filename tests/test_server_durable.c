@@ -145,7 +145,7 @@ static void detached(void **state) {
 
 /* A viewer that reads nothing stops nobody: the generation ends, far beyond what memory keeps of it. */
 static void slow_viewer(void **state) {
-    static const char json[] = "{\"stream\":true,\"max_tokens\":20000,\"seed\":1,\"prompt\":\"fast\"}";
+    static const char json[] = "{\"stream\":true,\"max_tokens\":2000,\"seed\":1,\"logprobs\":true,\"top_logprobs\":20," MSG("fast") "}";
     static const char script[] =
         "{\"vocab\":[\"<s>\",\"</s>\"],\"special\":{\"bos\":0,\"eos\":[1]},\"context\":40000,"
         "\"default\":{\"emit\":[\"abcdefghij\"],\"then\":\"loop\"}}";
@@ -154,9 +154,9 @@ static void slow_viewer(void **state) {
     char *all;
     (void)state;
     drig_open(&d, script, NULL, NULL);
-    begin(&c, &d, COMPLETE, "k", json, "id: 3\n"); /* and reads no more */
+    begin(&c, &d, CHAT, "k", json, "id: 3\n"); /* and reads no more */
     assert_true(durable_is(&d, "running", 0));
-    all = ask_good(&d, COMPLETE, "k", NULL, json);
+    all = ask_good(&d, CHAT, "k", NULL, json);
     check_numbers(all, 0);
     assert_true(client_finish(&c, LONG_DONE));
     assert_string_equal(buf_cstr(&c.body), all);
