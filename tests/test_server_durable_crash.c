@@ -18,8 +18,7 @@ static const char *const requests[] = {
     "{\"stream\":true,\"stream_options\":{\"include_usage\":true},\"seed\":1,\"max_tokens\":300,\"prompt\":\"long\"}",
     "{\"stream\":true,\"seed\":2,\"max_tokens\":60,\"n\":3,\"temperature\":3,\"prompt\":[\"long\",\"hello\"],\"logprobs\":3,\"echo\":true}",
     "{\"stream\":true,\"seed\":3,\"max_tokens\":200,\"n\":18,\"temperature\":3,\"prompt\":\"long\",\"stop\":[\"jab\",\"ccc\"]}",
-    "{\"stream\":true,\"seed\":4,\"max_tokens\":250,\"temperature\":2.5,\"prompt\":\"long\",\"logit_bias\":{\"2\":15},\"top_p\":0.9,"
-    "\"repetition_penalty\":1.1,\"dry_multiplier\":0.5,\"return_token_ids\":true}",
+    "{\"stream\":true,\"seed\":4,\"max_tokens\":250,\"temperature\":2.5,\"prompt\":\"long\",\"logit_bias\":{\"2\":15},\"top_p\":0.9,\"repetition_penalty\":1.1,\"dry_multiplier\":0.5,\"return_token_ids\":true}",
 };
 enum { N_REQUESTS = sizeof requests / sizeof *requests };
 

@@ -210,7 +210,7 @@ void durable_close(durable *d) {
 
 /* ---- loop ---- */
 
-void durable_answered(server *s, log_job *list) {
+void durable_answered(log_job *list) {
     while (list) {
         log_job *j = list;
         list = j->next;
@@ -221,5 +221,4 @@ void durable_answered(server *s, log_job *list) {
         }
         log_job_free(j);
     }
-    (void)s;
 }

@@ -59,6 +59,6 @@ struct log_job {
 log_job *log_job_new(log_kind kind); /* NULL: no memory */
 void log_job_free(log_job *j);
 void durable_ask(durable *d, log_job *j);        /* j is the thread's until the loop gets it back */
-void durable_answered(server *s, log_job *list); /* loop */
+void durable_answered(log_job *list);            /* loop */
 
 #endif

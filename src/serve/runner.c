@@ -136,16 +136,10 @@ static void break_off(runner *r, int status, const char *code, const char *msg) 
     cancel_sessions(r, CANCEL_FAILED);
 }
 
-/* The request is an ordinary one from here on. */
-static void lose(runner *r) {
-    if (r->lost) return;
-    r->lost = true; /* the log's thread of control has told why */
-}
-
 /* One more event of choice i, for the log and for whoever watches. */
 static void publish(runner *r, uint32_t i, const journal_event *e) {
     runner_choice *ch = &r->ch[i];
-    if (!r->lost && journal_append(durable_log(r->srv->dur), r->order, i, ch->n_events, e, 1, NULL)) lose(r);
+    if (!r->lost && journal_append(durable_log(r->srv->dur), r->order, i, ch->n_events, e, 1, NULL)) r->lost = true; /* an ordinary one from here on; the log says why */
     if (!event_pack(&ch->tail, e)) { /* not even kept: nobody can be told of what follows */
         break_off(r, 500, "internal_error", "no memory for the events of a durable request");
         return;

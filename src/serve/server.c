@@ -188,7 +188,7 @@ static void on_wake(evutil_socket_t fd, short what, void *arg) {
         pthread_mutex_unlock(&s->mu);
         w->wake(w);
     }
-    durable_answered(s, logged);
+    durable_answered(logged);
     runner_reap(s);
 }
 

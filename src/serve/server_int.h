@@ -70,6 +70,7 @@ struct server {
     waker *ready_head, *ready_tail; /* sessions have events */
     gen *planned_head, *planned_tail; /* planners are done with them */
     log_job *logged;                  /* what the log's thread is done with */
+    runner *resumed;                  /* from the log at the start, for the loop to adopt */
     bool want_stop, want_drain;
     uint64_t drain_timeout_us;
 
@@ -92,7 +93,6 @@ struct server {
     hd_buf record;              /* an end on its way into the log */
     runner *runners;            /* durable generations, running or just ended, oldest first */
     runner *runners_last;
-    runner *resumed; /* srv->mu: from the log at the start, for the loop to adopt */
     runner *dead_runners;       /* to be freed when no list names them */
     uint32_t n_runners, n_running; /* in the list; of them not over */
 };

@@ -48,8 +48,7 @@ static void unknown(gen *g) {
     serve_fail(&g->error, 404, "not_found", "id", "there is no stored response '%.100s' here", g->want_id);
 }
 
-static void not_read(gen *g, hd_status st, const journal_entry *e) {
-    (void)e;
+static void not_read(gen *g, hd_status st) {
     if (st == HD_NOTFOUND) unknown(g);
     else if (st == HD_FAILED) serve_fail(&g->error, 410, "events_lost", NULL, "the stored response '%.100s' is damaged", g->want_id);
     else serve_fail(&g->error, 503, "log_failed", NULL, "the request log cannot be read");
@@ -59,7 +58,7 @@ static void get(gen *g) {
     journal_entry *e;
     hd_status st = durable_find(g, g->want_id, &e);
     if (st) {
-        not_read(g, st, e);
+        not_read(g, st);
         return;
     }
     if (durable_load(g, e)) g->plan.stream = g->want_stream;
@@ -104,7 +103,7 @@ static void delete(gen *g) {
         return;
     }
     if (st) {
-        not_read(g, st, NULL);
+        not_read(g, st);
         return;
     }
     snprintf(object, sizeof object, "%s.deleted", g->d->object);
