@@ -358,7 +358,8 @@ static void take_next(session *s, gen_event *ev) {
 /* Under mu.  What the reader borrowed is free at its next call; tell the executor once there is room again, at half
  * empty: it should not be woken for the room of one token. */
 static void release_room(session *s) {
-    if (!s->starved || s->over || (!s->collect && s->n > SESSION_MAX_TOKENS / 2)) return;
+    if (!s->starved || s->over) return;
+    if (!s->collect && (s->n > SESSION_MAX_TOKENS / 2 || s->text.len - s->text_at > SESSION_MAX_TEXT / 2)) return;
     if (s->copy.req.prompt_logits && (s->n_logits || s->logits_at)) return;
     s->starved = false;
     engine_wake(s->engine);

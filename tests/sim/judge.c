@@ -69,7 +69,8 @@ static bool is_full(const sim_slot *s) {
 /* A reader that took a little from a full queue does not wake the engine for it: only at half, or with all logits read. */
 static bool half_read(const sim_slot *s) {
     if (!s->used || !s->s || !s->seen.running || !s->s->starved) return false;
-    return (!s->s->collect && s->s->n > SESSION_MAX_TOKENS / 2) || (s->r.req.prompt_logits && (s->s->n_logits || s->s->logits_at));
+    if (!s->s->collect && (s->s->n > SESSION_MAX_TOKENS / 2 || s->s->text.len - s->s->text_at > SESSION_MAX_TEXT / 2)) return true;
+    return s->r.req.prompt_logits && (s->s->n_logits || s->s->logits_at);
 }
 
 void judge_before(sim_world *w) {
