@@ -66,7 +66,7 @@ void server_notify(void *ctx) {
     server *s = w->srv;
     bool first = false;
     pthread_mutex_lock(&s->mu);
-    if (!w->on) {
+    if (!w->on && !s->closing) {
         w->on = true;
         w->next = NULL;
         first = !s->ready_head;
@@ -387,6 +387,10 @@ void server_close(server *s) {
     /* From here on this thread is the only one: first the planners, who may still be submitting. */
     planner_free(s->planner);
     s->planner = NULL;
+    /* The executor goes on while gens and runners are freed one by one: it must not link one behind one that is gone. */
+    pthread_mutex_lock(&s->mu);
+    s->closing = true;
+    pthread_mutex_unlock(&s->mu);
     for (gen *g = s->gens; g; g = g->next)
         if (g->conn) g->conn->gen = NULL;
     if (s->base) gen_free_all(s);

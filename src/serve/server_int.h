@@ -72,6 +72,7 @@ struct server {
     log_job *logged;                  /* what the log's thread is done with */
     runner *resumed;                  /* from the log at the start, for the loop to adopt */
     bool want_stop, want_drain;
+    bool closing;                     /* the loop is gone: nobody is to be told */
     uint64_t drain_timeout_us;
 
     /* loop */
