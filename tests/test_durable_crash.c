@@ -161,7 +161,7 @@ static void take(const client *c, answer *a, size_t from) {
                 MUST(!strcmp(a->ev[from], t), "event %zu was %s and is %s", from, a->ev[from], t);
                 free(t);
             } else {
-                MUST(!a->end, "event %zu behind the end", from);
+                MUST(!a->end, "event %zu behind the end '%s'", from, a->end);
                 a->ev[a->n++] = t;
             }
             from++;
@@ -274,6 +274,19 @@ static void leave(slot *s) {
     s->open = false;
 }
 
+/* What hangs. */
+static void describe(rig *r, slot *slots) {
+    char *state;
+    for (int i = 0; i < SLOTS; i++)
+        if (slots[i].open && !slots[i].c.ended && !slots[i].c.eof)
+            print_message("request %d, specimen %d: %zu events from before, status %d, from %zu, then %s\n", i,
+                          (int)(slots[i].s - specimens), slots[i].got.n, slots[i].c.status, slots[i].from,
+                          buf_cstr(&slots[i].c.body));
+    client_once(r->port, "GET", "/v1/heddle/state", NULL, NULL, &state);
+    print_message("%s\n", state ? state : "no state");
+    hd_free(state);
+}
+
 /* All requests, until the power goes or all have ended.  n_ms: the power goes after so many, or (orderly) the server is
  * told to end; < 0: the power goes by itself or not. */
 static void live(rig *r, slot *slots, uint64_t *rng, int n_ms, bool orderly) {
@@ -296,7 +309,8 @@ static void live(rig *r, slot *slots, uint64_t *rng, int n_ms, bool orderly) {
             else memvfs_cut_at_write(disk, 0);
             n_ms = -1;
         }
-        MUST(now_ms() - began < PATIENCE_MS, "a life without an end");
+        if (now_ms() - began >= PATIENCE_MS) describe(r, slots);
+        MUST(now_ms() - began < PATIENCE_MS, "a life without an end%s", orderly ? ", told to end" : "");
     }
     for (int i = 0; i < SLOTS; i++) leave(&slots[i]);
 }
