@@ -145,8 +145,10 @@ static void take(const client *c, answer *a, size_t from) {
     free(text);
     for (size_t i = 0; i < l.n; i++) {
         sse_event *e = &l.ev[i];
-        if (!e->done && !strcmp(str_at(e->data, "error.code"), "shutdown")) {
-            /* cut in order: it goes on in the next life */
+        if (e->number < 0 && !e->done &&
+            (memvfs_is_cut(disk) || !strcmp(str_at(e->data, "error.code"), "shutdown"))) {
+            /* Cut in order: it goes on in the next life.  Or by a disk without power, which cannot tell of events of
+             * earlier lives: nobody lives to see that. */
         } else if (e->done || e->number < 0) {
             char *end = e->done ? strdup("") : plain(e->data, NULL);
             MUST(!a->end || !strcmp(a->end, end), "ended with '%s' and now with '%s'", a->end, end);
