@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "serve/bounds.h"
+#include "serve/go_on.h"
 #include "serve/planner.h"
 #include "serve/record.h"
 #include "serve/runner.h"
@@ -139,14 +140,15 @@ static bool look_up(gen *g, serve_error *e) {
 
 bool durable_plan(gen *g, const json_t *body, serve_error *e) {
     server *s = g->srv;
-    bool keep = false, background = false;
+    bool keep = false, background = false, goes_on = g->d->durable && go_on_asked(body);
     if (!g->d->durable) return true;
     if (!req_bool(body, "store", &keep, e) || !req_bool(body, "background", &background, e)) return false;
-    if (!g->has_key && !keep && !background) return true;
+    if (!g->has_key && !keep && !background && !goes_on) return true;
     if (!s->dur) {
-        if (background)
-            return serve_fail(e, 422, "unsupported_parameter", "background",
-                              "background needs a server with a request log: start it with --state-dir");
+        if (background || goes_on)
+            return serve_fail(e, 422, "unsupported_parameter", background ? "background" : "continue_response",
+                              "%s needs a server with a request log: start it with --state-dir",
+                              background ? "background" : "continue_response");
         g->not_kept = g->has_key ? "Idempotency-Key" : "store";
         return true;
     }
@@ -227,11 +229,33 @@ static runner *runner_of(gen *g) {
     return r;
 }
 
+static void free_was(resumed_choice *was, uint32_t n) {
+    for (uint32_t i = 0; was && i < n; i++) hd_free(was[i].said);
+    hd_free(was);
+}
+
+static void cannot_go_on(gen *g, hd_status st, const hd_err *err) {
+    if (st == HD_INVALID) serve_fail(&g->error, 409, "nothing_to_continue", err->field, "%s", err->msg);
+    else if (st == HD_NOMEM) serve_fail(&g->error, 503, "out_of_memory", NULL, "%s", err->msg);
+    else serve_fail(&g->error, 410, "events_lost", "continue_response", "%s", err->msg);
+}
+
+/* It is in the log, but what it goes on from could not be put there: it ends. */
+static void give_up_new(gen *g, const runner *r, hd_status st, const hd_err *err) {
+    hd_buf end;
+    refused(g, st == HD_FULL ? HD_FULL : HD_IO, err);
+    buf_init(&end, JOURNAL_FINISH_BYTES);
+    if (finish_write(&g->error, &end))
+        (void)journal_finish(g->srv->dur->log, r->order, JOURNAL_FAILED, hd_wall_seconds(), end.data, end.len, NULL);
+    buf_deinit(&end);
+}
+
 /* First the engine, which refuses more often and leaves nothing behind; then the log.  Nothing is published before the loop
  * adopts the runner, so what is computed meanwhile waits in its sessions. */
 void durable_submit(gen *g) {
     server *s = g->srv;
     session **made = hd_calloc(g->n_choices, sizeof *made);
+    resumed_choice *was = g->source ? hd_calloc(g->n_choices, sizeof *was) : NULL;
     runner *r = runner_of(g);
     journal_accepted out = {0};
     hd_buf record;
@@ -242,11 +266,15 @@ void durable_submit(gen *g) {
     g->accepted_us = server_wall_us();
     g->ctx = s->ctx;
     memcpy(g->fingerprint, s->fingerprint, sizeof g->fingerprint);
-    if (!made || !r || !(g->model_name = hd_strdup(s->info->name)) || !record_write(g, &record)) {
+    if (!made || !r || (g->source && !was) || !(g->model_name = hd_strdup(s->info->name)) || !record_write(g, &record)) {
         serve_fail(&g->error, 503, "out_of_memory", NULL, "no memory for the request");
         goto out;
     }
-    if ((st = gen_submit_choices(g, 0, g->n_choices, NULL, &r->w, made, &err))) {
+    if (was && (st = go_on_recall(g, r, was, &err))) {
+        cannot_go_on(g, st, &err);
+        goto out;
+    }
+    if ((st = gen_submit_choices(g, 0, g->n_choices, was, &r->w, made, &err))) {
         gen_submit_error(g, &g->error, st, &err);
         goto out;
     }
@@ -261,6 +289,11 @@ void durable_submit(gen *g) {
         join_other(g, out.id);
     } else {
         r->order = g->view.order = out.order;
+        if (was && (st = go_on_copy(g, r, &err))) {
+            give_up_new(g, r, st, &err);
+            r = NULL;
+            goto out;
+        }
         g->view.how = VIEW_NEW;
         g->view.r = r;
         bounds_request_to(g, r);
@@ -269,6 +302,9 @@ void durable_submit(gen *g) {
     r = NULL; /* the loop's, to keep or to throw away */
 out:
     if (r && g->view.discard != r) runner_free(r);
+    journal_entry_free(g->source);
+    g->source = NULL;
+    free_was(was, g->n_choices);
     buf_deinit(&record);
     hd_free(made);
 }
@@ -362,11 +398,6 @@ static void adopt_later(server *s, runner *r) {
     for (at = &s->resumed; *at; at = &(*at)->next) {}
     *at = r;
     pthread_mutex_unlock(&s->mu);
-}
-
-static void free_was(resumed_choice *was, uint32_t n) {
-    for (uint32_t i = 0; was && i < n; i++) hd_free(was[i].said);
-    hd_free(was);
 }
 
 static bool resume(resuming *u, gen *g, const journal_entry *e) {

@@ -57,6 +57,8 @@ void gen_clear_plan(gen *g) {
     g->prompts = NULL;
     g->n_choices = g->n_prompts = g->n_submitted = 0;
     gen_params_deinit(&g->plan);
+    journal_entry_free(g->source);
+    g->source = NULL;
     hd_free(g->model_name);
     g->model_name = NULL;
     g->warning[0] = 0;

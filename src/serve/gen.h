@@ -151,6 +151,7 @@ struct gen {
     char *model_name;              /* of a durable one, as it was then; NULL: the served one's */
     char fingerprint[24];          /* likewise; "" */
     view view;                     /* of a durable one */
+    journal_entry *source;         /* of one that goes on where that one ended (go_on.h), while it is planned; owned */
 };
 
 /* Loop: start the request of c (its body is taken), or answer 429. */

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "serve/durable.h"
+#include "serve/go_on.h"
 #include "serve/stored.h"
 
 #include <signal.h>
@@ -47,7 +48,7 @@ static void plan(gen *g) {
     t = gen_trace(g, "parse", t, NULL, 0);
     if (!body) return;
     if (!planner_unwanted(g)) {
-        bool ok = durable_plan(g, body, &g->error) && plan_body(g, body);
+        bool ok = durable_plan(g, body, &g->error) && (go_on_asked(body) ? go_on_plan(g, body, &g->error) : plan_body(g, body));
         if (ok && g->not_kept) warn_not_kept(g);
         t = gen_trace(g, "tokenise", t, "prompts", g->n_prompts);
         if (ok && g->n_prompts && !planner_unwanted(g)) {
