@@ -48,6 +48,7 @@ static void replies_that_nobody_reads(void **state) {
     char *body = tokenize_body(300000); /* "122,": four bytes a token */
     client c[N];
     rig r;
+    int cut = 0;
     (void)state;
     rig_open(&r, quick, &so, NULL);
     for (int i = 0; i < N; i++) {
@@ -59,8 +60,8 @@ static void replies_that_nobody_reads(void **state) {
     assert_true(client_finish(&c[N - 1], 90000));
     assert_true(metric(&r, "heddle:readers_cut_total") >= 1);
     assert_in_range(rig_state(&r, "unread_bytes"), 0, 4 * MIB);
-    assert_false(client_finish(&c[0], 5000));
-    assert_true(c[0].eof);
+    for (int i = 0; i < 3; i++) cut += !client_finish(&c[i], 5000) && c[i].eof; /* one of those that stood still */
+    assert_in_range(cut, 1, 3);
     assert_int_equal(c[N - 1].status, 200);
     assert_true(c[N - 1].body.len > 1000000);
     for (int i = 0; i < N; i++) client_close(&c[i]);
