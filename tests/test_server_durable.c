@@ -46,6 +46,7 @@ static void replays(void **state) {
     hd_free(stream);
     assert_true(durable_is(&d, "running", 0));
     assert_int_equal(durable_now(&d, "stored"), 1);
+    assert_true(rig_wait(&d.r, "planned_bytes", 0, 2000)); /* readers leave nothing behind */
     drig_close(&d);
 }
 

@@ -61,7 +61,7 @@ bool durable_load(gen *g, const journal_entry *e) {
         if (st == HD_NOMEM) return serve_fail(&g->error, 503, "out_of_memory", NULL, "%s", err.msg);
         return serve_fail(&g->error, 410, "events_lost", NULL, "%s", err.msg);
     }
-    if (bounds_request(g, &g->error) && gen_make_choices(g)) return true;
+    if (gen_make_choices(g)) return true;
     v->how = VIEW_NONE;
     return false;
 }
