@@ -6,7 +6,6 @@
 #include "serve/metrics.h"
 #include "serve/planner.h"
 #include "serve/runner.h"
-#include "serve/runner.h"
 
 #include <string.h>
 
