@@ -146,4 +146,19 @@ extern const mm_tiles mm_avx2_f32, mm_avx2_f16, mm_avx2_bf16;
 #define MM_PANELS(p)                                                                                                   \
     { [1] = p##_p1, [2] = p##_p2, [3] = p##_p3, [4] = p##_p4 }
 
+/* X(type, name): the types that are kept in blocks of integers. */
+#define MM_BLOCK_TYPES(X)                                                                                               \
+    X(Q4_0, q4_0)                                                                                                      \
+    X(Q4_1, q4_1)                                                                                                      \
+    X(Q5_0, q5_0)                                                                                                      \
+    X(Q5_1, q5_1)                                                                                                      \
+    X(Q8_0, q8_0)                                                                                                      \
+    X(Q2_K, q2_k)                                                                                                      \
+    X(Q3_K, q3_k)                                                                                                      \
+    X(Q4_K, q4_k)                                                                                                      \
+    X(Q5_K, q5_k)                                                                                                      \
+    X(Q6_K, q6_k)                                                                                                      \
+    X(IQ4_NL, iq4_nl)                                                                                                  \
+    X(IQ4_XS, iq4_xs)
+
 #endif

@@ -11,34 +11,19 @@ extern const mm_tiles SET(q8_0), SET(iq4_nl), SET(iq4_xs);
 #define FLOATS mm_avx2.mul
 #endif
 
-/* X(type, name) */
-#define TYPES(X)                                                                                                       \
-    X(Q4_0, q4_0)                                                                                                      \
-    X(Q4_1, q4_1)                                                                                                      \
-    X(Q5_0, q5_0)                                                                                                      \
-    X(Q5_1, q5_1)                                                                                                      \
-    X(Q8_0, q8_0)                                                                                                      \
-    X(Q2_K, q2_k)                                                                                                      \
-    X(Q3_K, q3_k)                                                                                                      \
-    X(Q4_K, q4_k)                                                                                                      \
-    X(Q5_K, q5_k)                                                                                                      \
-    X(Q6_K, q6_k)                                                                                                      \
-    X(IQ4_NL, iq4_nl)                                                                                                  \
-    X(IQ4_XS, iq4_xs)
-
 #define X(type, name)                                                                                                  \
     static void mul_##name(const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,         \
                            uint32_t r1, void *scratch) {                                                               \
         mm_avx2_drive(&SET(name), w, act, m, y, ldy, r0, r1, scratch);                                                 \
     }
-TYPES(X)
+MM_BLOCK_TYPES(X)
 #undef X
 
 static mm_mul_fn mul_of(tensor_type type) {
     switch ((int)type) {
 #define X(type, name)                                                                                                  \
     case TENSOR_##type: return mul_##name;
-        TYPES(X)
+        MM_BLOCK_TYPES(X)
 #undef X
     default: return FLOATS(type);
     }
