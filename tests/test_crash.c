@@ -21,7 +21,7 @@ static int harness(const char *args, char *out, size_t size) {
     int status;
     FILE *f;
     if (system("command -v python3 >/dev/null 2>&1")) {
-        print_message("there is no python3 on this machine\n");
+        print_message("skipped: there is no python3 on this machine\n");
         skip();
     }
     snprintf(dir, sizeof dir, "%.150s/heddle-crash-XXXXXX", tmp && *tmp ? tmp : "/tmp");
