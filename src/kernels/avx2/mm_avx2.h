@@ -147,7 +147,7 @@ extern const mm_tiles mm_avx2_f32, mm_avx2_f16, mm_avx2_bf16;
     { [1] = p##_p1, [2] = p##_p2, [3] = p##_p3, [4] = p##_p4 }
 
 /* X(type, name): the types that are kept in blocks of integers. */
-#define MM_BLOCK_TYPES(X)                                                                                               \
+#define MM_BLOCK_TYPES(X)                                                                                              \
     X(Q4_0, q4_0)                                                                                                      \
     X(Q4_1, q4_1)                                                                                                      \
     X(Q5_0, q5_0)                                                                                                      \
