@@ -700,8 +700,8 @@ static void test_newer_schema(void **state) {
     exec_sql("PRAGMA user_version=7");
     assert_int_equal(journal_open(&j, dir, NULL, &err), HD_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "version 7"));
-    assert_non_null(strstr(err.msg, "up to 1"));
-    exec_sql("PRAGMA user_version=1");
+    assert_non_null(strstr(err.msg, "up to 2"));
+    exec_sql("PRAGMA user_version=2");
     j = begin(NULL);
     journal_entry_free(find(j, "kept"));
     end(j);

@@ -208,8 +208,11 @@ static hd_status check_request(const journal_request *r, hd_err *err) {
         return hd_fail_field(err, HD_INVALID, "key", "an idempotency key has 1 to %d bytes", JOURNAL_KEY_BYTES);
     if (r->n_choices < 1 || r->n_choices > JOURNAL_CHOICES)
         return hd_fail_field(err, HD_INVALID, "n_choices", "request log: a request has 1 to %d choices", JOURNAL_CHOICES);
-    if (!hd_mul(r->n_prompt, sizeof *r->prompt, &bytes) || !hd_add(bytes, r->n_record, &bytes) || bytes > JOURNAL_REQUEST_BYTES)
-        return hd_fail_field(err, HD_INVALID, "record", "request log: record and prompt are above %d bytes",
+    if (r->name && (!*r->name || strnlen(r->name, JOURNAL_NAME_BYTES + 1) > JOURNAL_NAME_BYTES))
+        return hd_fail_field(err, HD_INVALID, "name", "request log: a name has 1 to %d bytes", JOURNAL_NAME_BYTES);
+    if (!hd_mul(r->n_prompt, sizeof *r->prompt, &bytes) || !hd_add(bytes, r->n_record, &bytes) ||
+        !hd_add(bytes, r->turn ? r->n_turn : 0, &bytes) || bytes > JOURNAL_REQUEST_BYTES)
+        return hd_fail_field(err, HD_INVALID, "record", "request log: record, prompt and turn are above %d bytes",
                              JOURNAL_REQUEST_BYTES);
     return HD_OK;
 }
@@ -268,6 +271,33 @@ hd_status journal_read_events(journal *j, uint64_t order, uint32_t choice, uint6
                               bool (*cb)(void *ctx, uint64_t index, const journal_event *ev), void *ctx, hd_err *err) {
     uint64_t next;
     hd_status st = db_read_events(&j->db, order, choice, from, cb, ctx, &next, err);
+    count_damage(j, st);
+    return st;
+}
+
+hd_status journal_conversation(journal *j, uint64_t order, uint32_t *n_turns, uint64_t *n_bytes, hd_err *err) {
+    db_turn t = {0};
+    hd_status st = db_conversation(&j->db, order, &t, err);
+    *n_turns = (uint32_t)t.depth;
+    *n_bytes = t.bytes;
+    return st;
+}
+
+hd_status journal_turns(journal *j, uint64_t order, bool (*cb)(void *ctx, const void *data, size_t n), void *ctx, hd_err *err) {
+    hd_status st = db_read_turns(&j->db, order, cb, ctx, err);
+    count_damage(j, st);
+    return st;
+}
+
+hd_status journal_named(journal *j, const uint8_t ns[JOURNAL_DIGEST], const char *name, char id[JOURNAL_ID_BYTES + 1], hd_err *err) {
+    hd_status st = db_named(&j->db, ns, name, id, err);
+    count_damage(j, st);
+    return st;
+}
+
+hd_status journal_names(journal *j, const uint8_t ns[JOURNAL_DIGEST], const char *from,
+                        bool (*cb)(void *ctx, const char *name, const char *id, int64_t created), void *ctx, hd_err *err) {
+    hd_status st = db_names(&j->db, ns, from, cb, ctx, err);
     count_damage(j, st);
     return st;
 }

@@ -25,8 +25,11 @@ enum {
     JOURNAL_DIGEST = 32,                   /* bytes of a key's namespace, a body's digest, a model's identity */
     JOURNAL_ID_BYTES = 127,                /* of a request's id */
     JOURNAL_KEY_BYTES = 255,               /* of an idempotency key */
+    JOURNAL_NAME_BYTES = 64,               /* of a response's name */
+    JOURNAL_TURNS = 1024,                  /* of a conversation */
+    JOURNAL_CONVERSATION_BYTES = 64 << 20, /* all its turns together */
     JOURNAL_CHOICES = 1024,                /* per request: n times prompts */
-    JOURNAL_REQUEST_BYTES = 64 << 20,      /* record and prompt together */
+    JOURNAL_REQUEST_BYTES = 64 << 20,      /* record, prompt and turn together */
     JOURNAL_EVENT_BYTES = 256 << 10,       /* text and extra of one event together */
     JOURNAL_FINISH_BYTES = 1 << 20,        /* a finish record */
     JOURNAL_MIN_BYTES = 1 << 20,           /* the least max_bytes */
@@ -75,6 +78,11 @@ typedef struct {
     size_t n_record;
     const int32_t *prompt;              /* token ids; of several prompts one behind the other, as the record says */
     size_t n_prompt;
+    /* These are not read back with an entry. */
+    const char *name;                   /* of ns, 1..JOURNAL_NAME_BYTES bytes: it takes this name when it has finished; NULL: none */
+    const void *turn;                   /* what it adds to a conversation, opaque; NULL: it is of none */
+    size_t n_turn;
+    uint64_t after;                     /* order of the request whose conversation that is; 0: it begins one */
 } journal_request;
 
 typedef enum {
@@ -136,7 +144,8 @@ hd_status journal_close(journal *j, uint32_t timeout_ms, hd_err *err);
 
 /* Commit a request, or find the one with its key.  Waits for the disk; concurrent calls share commits.
  * HD_FULL: max_bytes, max_requests or max_running reached by unfinished requests, or the disk is full.  HD_INVALID: a
- * field out of its bounds, or the id is taken.  HD_IO, HD_NOMEM: not committed (it may turn up after a power cut). */
+ * field out of its bounds (`after`: the conversation would be above its own), or the id is taken.  HD_NOTFOUND: the request
+ * `after` is not there or of no conversation.  HD_IO, HD_NOMEM: not committed (it may turn up after a power cut). */
 hd_status journal_accept(journal *j, const journal_request *r, journal_accepted *out, hd_err *err);
 
 /* Queue events first, first + 1, ... of a choice; first is the number appended before (journal_entry.published after a
@@ -169,7 +178,19 @@ hd_status journal_read_events(journal *j, uint64_t order, uint32_t choice, uint6
 /* Unfinished requests in admission order, until cb returns false.  e is borrowed.  cb may call the journal. */
 hd_status journal_unfinished(journal *j, bool (*cb)(void *ctx, const journal_entry *e), void *ctx, hd_err *err);
 
-/* Delete a finished request.  Waits for the disk.  HD_NOTFOUND; HD_INVALID: it is running. */
+/* How long the conversation up to and with a request is.  HD_NOTFOUND: it is of none. */
+hd_status journal_conversation(journal *j, uint64_t order, uint32_t *n_turns, uint64_t *n_bytes, hd_err *err);
+/* Its turns, the first one first, until cb returns false.  data is borrowed for the call of cb, which must not call the
+ * journal's reads.  What was before a turn stays with it whatever becomes of the requests it came with. */
+hd_status journal_turns(journal *j, uint64_t order, bool (*cb)(void *ctx, const void *data, size_t n), void *ctx, hd_err *err);
+
+/* The response that has a name: the last accepted one that took it and finished.  HD_NOTFOUND, HD_FAILED. */
+hd_status journal_named(journal *j, const uint8_t ns[JOURNAL_DIGEST], const char *name, char id[JOURNAL_ID_BYTES + 1], hd_err *err);
+/* All names of ns behind `from` ("" before the first), in order of their bytes, until cb returns false.  As journal_turns. */
+hd_status journal_names(journal *j, const uint8_t ns[JOURNAL_DIGEST], const char *from,
+                        bool (*cb)(void *ctx, const char *name, const char *id, int64_t created), void *ctx, hd_err *err);
+
+/* Delete a finished request, and its name.  Waits for the disk.  HD_NOTFOUND; HD_INVALID: it is running. */
 hd_status journal_delete(journal *j, const char *id, hd_err *err);
 
 /* Delete what finished before now - retain_seconds, then the oldest finished above max_requests and max_bytes.

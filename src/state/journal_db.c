@@ -39,6 +39,14 @@ static const char schema[] =
     "CREATE INDEX outcome_ended ON outcome(finished,ord) WHERE state<>0;"
     "CREATE TABLE event(ord INTEGER NOT NULL, choice INTEGER NOT NULL, idx INTEGER NOT NULL, token INTEGER NOT NULL,"
     " text BLOB NOT NULL, extra BLOB NOT NULL, sum INTEGER NOT NULL, PRIMARY KEY(ord,choice,idx)) WITHOUT ROWID;";
+/* What schema 2 has beside.  held: 1 where the response has the name, 0 where it will when it has finished. */
+static const char schema_2[] =
+    "CREATE TABLE IF NOT EXISTS turn(ord INTEGER PRIMARY KEY, prev INTEGER NOT NULL, depth INTEGER NOT NULL, bytes INTEGER NOT NULL,"
+    " data BLOB NOT NULL, sum INTEGER NOT NULL);"
+    "CREATE INDEX IF NOT EXISTS turn_prev ON turn(prev) WHERE prev<>0;"
+    "CREATE TABLE IF NOT EXISTS label(ord INTEGER PRIMARY KEY, ns BLOB NOT NULL, name BLOB NOT NULL, held INTEGER NOT NULL,"
+    " sum INTEGER NOT NULL);"
+    "CREATE UNIQUE INDEX IF NOT EXISTS label_held ON label(ns,name) WHERE held=1;";
 
 /* ---- errors ---- */
 
@@ -52,8 +60,7 @@ static hd_status status_of(int rc) {
     }
 }
 
-/* The failure of a call on c that returned rc. */
-static hd_status failed(sqlite3 *c, int rc, const char *what, hd_err *err) {
+hd_status db_failed(sqlite3 *c, int rc, const char *what, hd_err *err) {
     int os = c ? sqlite3_system_errno(c) : 0;
     return hd_fail(err, status_of(rc), "request log: %s: %s%s%s", what, sqlite3_errstr(rc), os ? ": " : "",
                    os ? strerror(os) : "");
@@ -61,42 +68,38 @@ static hd_status failed(sqlite3 *c, int rc, const char *what, hd_err *err) {
 
 /* ---- checksums ---- */
 
-typedef struct {
-    uint64_t h;
-} sum64;
-
-static void sum_add(sum64 *s, const void *p, size_t n) {
+void db_sum_add(db_sum *s, const void *p, size_t n) {
     s->h = XXH3_64bits_withSeed(p ? p : "", n, s->h ^ (uint64_t)n * 0x9e3779b97f4a7c15u);
 }
 
 static int64_t sum_request(const journal_request *r) {
-    sum64 s = {1};
+    db_sum s = {1};
     uint64_t head[3] = {r->seed, r->n_choices, (uint64_t)r->created};
-    sum_add(&s, r->id, strlen(r->id));
-    sum_add(&s, r->ns, sizeof r->ns);
-    sum_add(&s, r->key, r->key ? r->n_key : 0);
-    sum_add(&s, r->body, sizeof r->body);
-    sum_add(&s, r->identity, sizeof r->identity);
-    sum_add(&s, head, sizeof head);
-    sum_add(&s, r->prompt, r->n_prompt * sizeof *r->prompt);
-    sum_add(&s, r->record, r->n_record);
+    db_sum_add(&s, r->id, strlen(r->id));
+    db_sum_add(&s, r->ns, sizeof r->ns);
+    db_sum_add(&s, r->key, r->key ? r->n_key : 0);
+    db_sum_add(&s, r->body, sizeof r->body);
+    db_sum_add(&s, r->identity, sizeof r->identity);
+    db_sum_add(&s, head, sizeof head);
+    db_sum_add(&s, r->prompt, r->n_prompt * sizeof *r->prompt);
+    db_sum_add(&s, r->record, r->n_record);
     return (int64_t)s.h;
 }
 
 static int64_t sum_outcome(uint64_t order, journal_state state, int64_t events, int64_t finished, const void *p, size_t n) {
-    sum64 s = {2};
+    db_sum s = {2};
     uint64_t head[4] = {order, (uint64_t)state, (uint64_t)events, (uint64_t)finished};
-    sum_add(&s, head, sizeof head);
-    sum_add(&s, p, n);
+    db_sum_add(&s, head, sizeof head);
+    db_sum_add(&s, p, n);
     return (int64_t)s.h;
 }
 
 static int64_t sum_event(uint64_t order, uint32_t choice, uint64_t index, const journal_event *ev) {
-    sum64 s = {3};
+    db_sum s = {3};
     uint64_t head[4] = {order, choice, index, (uint32_t)ev->token};
-    sum_add(&s, head, sizeof head);
-    sum_add(&s, ev->text, ev->n_text);
-    sum_add(&s, ev->extra, ev->n_extra);
+    db_sum_add(&s, head, sizeof head);
+    db_sum_add(&s, ev->text, ev->n_text);
+    db_sum_add(&s, ev->extra, ev->n_extra);
     return (int64_t)s.h;
 }
 
@@ -136,7 +139,18 @@ static hd_status connect_to(sqlite3 **c, const char *path, const char *vfs, int 
     if (rc == SQLITE_OK) rc = sqlite3_db_config(*c, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
     if (rc == SQLITE_OK) rc = sqlite3_db_config(*c, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
     if (rc == SQLITE_OK) rc = sqlite3_exec(*c, "PRAGMA temp_store=MEMORY", NULL, NULL, NULL);
-    return rc == SQLITE_OK ? HD_OK : failed(*c, rc, "opening", err);
+    return rc == SQLITE_OK ? HD_OK : db_failed(*c, rc, "opening", err);
+}
+
+/* From schema 1: all of it or nothing. */
+static hd_status bring_up(db *d, hd_err *err) {
+    char text[64];
+    int rc;
+    snprintf(text, sizeof text, "PRAGMA user_version=%d; COMMIT", DB_SCHEMA);
+    if ((rc = sqlite3_exec(d->w, "BEGIN IMMEDIATE", NULL, NULL, NULL)) || (rc = sqlite3_exec(d->w, schema_2, NULL, NULL, NULL)) ||
+        (rc = sqlite3_exec(d->w, text, NULL, NULL, NULL)))
+        return db_failed(d->w, rc, "bringing schema 1 up", err);
+    return HD_OK;
 }
 
 /* HD_FAILED: damaged or foreign, and said so in err. */
@@ -147,17 +161,20 @@ static hd_status try_open(db *d, const char *path, const char *vfs, hd_err *err)
     hd_status st = connect_to(&d->w, path, vfs, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
     if (st) return st;
     if ((rc = one_int(d->w, "PRAGMA user_version", &version)) || (rc = one_int(d->w, "PRAGMA application_id", &application)) ||
-        (rc = one_int(d->w, "SELECT count(*) FROM sqlite_schema", &tables)))
-        return failed(d->w, rc, "reading the head", err);
+        (rc = one_int(d->w, "SELECT count(*) FROM sqlite_schema", &tables))) {
+        if (rc == SQLITE_ERROR) /* its head names a file format that SQLite does not know */
+            return hd_fail(err, HD_FAILED, "request log: %s: %s", path, sqlite3_errmsg(d->w));
+        return db_failed(d->w, rc, "reading the head", err);
+    }
     if (tables == 0 && version == 0) {
         if ((rc = sqlite3_exec(d->w, "PRAGMA page_size=4096; PRAGMA auto_vacuum=INCREMENTAL", NULL, NULL, NULL)))
-            return failed(d->w, rc, "a new database", err);
+            return db_failed(d->w, rc, "a new database", err);
     } else if (application != DB_APPLICATION) {
         return hd_fail(err, HD_FAILED, "request log: %s is a database of something else", path);
     } else if (version > DB_SCHEMA) {
         return hd_fail(err, HD_UNSUPPORTED, "request log: %s has schema version %lld, this heddle knows up to %d: use the newer "
                        "heddle or another state directory", path, (long long)version, DB_SCHEMA);
-    } else if (version != DB_SCHEMA) {
+    } else if (version < 1) {
         return hd_fail(err, HD_FAILED, "request log: %s has schema version %lld, which never was", path, (long long)version);
     }
     /* EXTRA is FULL, and the directory is synced after the rollback journal of the change to WAL was deleted: should that
@@ -166,31 +183,34 @@ static hd_status try_open(db *d, const char *path, const char *vfs, hd_err *err)
                            "PRAGMA synchronous=EXTRA; PRAGMA secure_delete=ON; PRAGMA journal_size_limit=8388608;"
                            "PRAGMA wal_autocheckpoint=1000",
                            NULL, NULL, NULL)))
-        return failed(d->w, rc, "settings", err);
+        return db_failed(d->w, rc, "settings", err);
     if ((rc = one_text(d->w, "PRAGMA journal_mode=WAL", "wal"))) {
         if (rc == SQLITE_CORRUPT)
             return hd_fail(err, HD_IO, "request log: %s: this file system cannot do WAL (shared memory, locks)", path);
-        return failed(d->w, rc, "WAL", err);
+        return db_failed(d->w, rc, "WAL", err);
     }
     if (tables == 0 && version == 0) {
         snprintf(text, sizeof text, "PRAGMA application_id=%d; PRAGMA user_version=%d; COMMIT", DB_APPLICATION, DB_SCHEMA);
         if ((rc = sqlite3_exec(d->w, "BEGIN IMMEDIATE", NULL, NULL, NULL)) ||
-            (rc = sqlite3_exec(d->w, schema, NULL, NULL, NULL)) || (rc = sqlite3_exec(d->w, text, NULL, NULL, NULL)))
-            return failed(d->w, rc, "creating tables", err);
+            (rc = sqlite3_exec(d->w, schema, NULL, NULL, NULL)) || (rc = sqlite3_exec(d->w, schema_2, NULL, NULL, NULL)) ||
+            (rc = sqlite3_exec(d->w, text, NULL, NULL, NULL)))
+            return db_failed(d->w, rc, "creating tables", err);
     } else if ((rc = one_text(d->w, "PRAGMA integrity_check(1)", "ok"))) {
-        return failed(d->w, rc, "checking", err);
+        return db_failed(d->w, rc, "checking", err);
+    } else if (version < DB_SCHEMA && (st = bring_up(d, err))) {
+        return st;
     }
     snprintf(text, sizeof text, "PRAGMA max_page_count=%llu", (unsigned long long)((d->max_bytes + DB_SLACK_BYTES) / DB_PAGE));
-    if ((rc = sqlite3_exec(d->w, text, NULL, NULL, NULL))) return failed(d->w, rc, "max_page_count", err);
+    if ((rc = sqlite3_exec(d->w, text, NULL, NULL, NULL))) return db_failed(d->w, rc, "max_page_count", err);
     if ((st = connect_to(&d->r, path, vfs, SQLITE_OPEN_READWRITE, err))) return st;
     for (int i = 0; i < N_DB_STMTS; i++) {
         sqlite3 *c = i >= DB_R_BY_ID ? d->r : d->w;
         rc = sqlite3_prepare_v3(c, sql[i], -1, SQLITE_PREPARE_PERSISTENT, &d->st[i], NULL);
         if (rc == SQLITE_ERROR) /* a table or column is missing */
             return hd_fail(err, HD_FAILED, "request log: %s lacks a table or column: %s", path, sqlite3_errmsg(c));
-        if (rc) return failed(c, rc, "preparing", err);
+        if (rc) return db_failed(c, rc, "preparing", err);
     }
-    if ((rc = one_int(d->w, "SELECT count(*) FROM outcome", &tables))) return failed(d->w, rc, "counting", err);
+    if ((rc = one_int(d->w, "SELECT count(*) FROM outcome", &tables))) return db_failed(d->w, rc, "counting", err);
     d->n_requests = (uint64_t)tables;
     return HD_OK;
 }
@@ -290,44 +310,43 @@ void db_close(db *d) {
 
 /* ---- statements ---- */
 
-static void bind_blob(sqlite3_stmt *s, int i, const void *p, size_t n) {
-    sqlite3_bind_blob64(s, i, p && n ? p : "", n, SQLITE_STATIC); /* the caller's bytes outlive the step */
+void db_bind(sqlite3_stmt *s, int i, const void *p, size_t n) {
+    sqlite3_bind_blob64(s, i, p && n ? p : "", n, SQLITE_STATIC);
 }
 
-/* Step a statement of the writing connection that returns no row. */
-static hd_status done(db *d, db_stmt i, const char *what, hd_err *err) {
+hd_status db_done(db *d, db_stmt i, const char *what, hd_err *err) {
     int rc = sqlite3_step(d->st[i]);
     sqlite3_reset(d->st[i]);
     sqlite3_clear_bindings(d->st[i]);
-    return rc == SQLITE_DONE ? HD_OK : failed(d->w, rc, what, err);
+    return rc == SQLITE_DONE ? HD_OK : db_failed(d->w, rc, what, err);
 }
 
-static hd_status with_order(db *d, db_stmt i, uint64_t order, const char *what, hd_err *err) {
+hd_status db_with_order(db *d, db_stmt i, uint64_t order, const char *what, hd_err *err) {
     sqlite3_bind_int64(d->st[i], 1, (int64_t)order);
-    return done(d, i, what, err);
+    return db_done(d, i, what, err);
 }
 
 hd_status db_begin(db *d, hd_err *err) {
     d->n_before = d->n_requests;
-    return done(d, DB_BEGIN, "begin", err);
+    return db_done(d, DB_BEGIN, "begin", err);
 }
 
-hd_status db_commit(db *d, hd_err *err) { return done(d, DB_COMMIT, "commit", err); }
+hd_status db_commit(db *d, hd_err *err) { return db_done(d, DB_COMMIT, "commit", err); }
 
 void db_rollback(db *d) {
     d->n_requests = d->n_before;
-    if (!sqlite3_get_autocommit(d->w)) done(d, DB_ROLLBACK, "rollback", NULL);
+    if (!sqlite3_get_autocommit(d->w)) db_done(d, DB_ROLLBACK, "rollback", NULL);
 }
 
 hd_status db_mark(db *d, hd_err *err) {
     d->n_marked = d->n_requests;
-    return done(d, DB_MARK, "a savepoint", err);
+    return db_done(d, DB_MARK, "a savepoint", err);
 }
 
 hd_status db_mark_end(db *d, bool undo, hd_err *err) {
-    hd_status st = undo ? done(d, DB_MARK_UNDO, "a savepoint", err) : HD_OK;
+    hd_status st = undo ? db_done(d, DB_MARK_UNDO, "a savepoint", err) : HD_OK;
     if (undo) d->n_requests = d->n_marked;
-    return st ? st : done(d, DB_MARK_END, "a savepoint", err);
+    return st ? st : db_done(d, DB_MARK_END, "a savepoint", err);
 }
 
 static hd_status found(db *d, db_stmt i, db_found *out, hd_err *err) {
@@ -337,7 +356,7 @@ static hd_status found(db *d, db_stmt i, db_found *out, hd_err *err) {
     if (rc == SQLITE_DONE) {
         st = HD_NOTFOUND;
     } else if (rc != SQLITE_ROW) {
-        st = failed(d->w, rc, "looking up", err);
+        st = db_failed(d->w, rc, "looking up", err);
     } else {
         int n_id = sqlite3_column_bytes(s, 1), n_body = sqlite3_column_bytes(s, 2), state = sqlite3_column_int(s, 3);
         const void *id = sqlite3_column_blob(s, 1), *body = sqlite3_column_blob(s, 2);
@@ -357,33 +376,43 @@ static hd_status found(db *d, db_stmt i, db_found *out, hd_err *err) {
 }
 
 hd_status db_by_key(db *d, const uint8_t *ns, const void *key, size_t n_key, db_found *out, hd_err *err) {
-    bind_blob(d->st[DB_BY_KEY], 1, ns, JOURNAL_DIGEST);
-    bind_blob(d->st[DB_BY_KEY], 2, key, n_key);
+    db_bind(d->st[DB_BY_KEY], 1, ns, JOURNAL_DIGEST);
+    db_bind(d->st[DB_BY_KEY], 2, key, n_key);
     return found(d, DB_BY_KEY, out, err);
 }
 
 hd_status db_by_id(db *d, const char *id, db_found *out, hd_err *err) {
-    bind_blob(d->st[DB_BY_ID], 1, id, strlen(id));
+    db_bind(d->st[DB_BY_ID], 1, id, strlen(id));
     return found(d, DB_BY_ID, out, err);
+}
+
+hd_status db_by_order(db *d, uint64_t order, db_found *out, hd_err *err) {
+    sqlite3_bind_int64(d->st[DB_BY_ORDER], 1, (int64_t)order);
+    return found(d, DB_BY_ORDER, out, err);
 }
 
 hd_status db_put_request(db *d, const journal_request *r, uint64_t *order, hd_err *err) {
     sqlite3_stmt *s = d->st[DB_PUT_REQUEST];
     hd_status st;
-    bind_blob(s, 1, r->id, strlen(r->id));
-    bind_blob(s, 2, r->ns, JOURNAL_DIGEST);
-    if (r->key) bind_blob(s, 3, r->key, r->n_key);
-    bind_blob(s, 4, r->body, JOURNAL_DIGEST);
-    bind_blob(s, 5, r->identity, JOURNAL_DIGEST);
+    db_turn before = {0};
+    if (r->turn && r->after && (st = db_turn_look(d, r->after, &before, err))) return st;
+    db_bind(s, 1, r->id, strlen(r->id));
+    db_bind(s, 2, r->ns, JOURNAL_DIGEST);
+    if (r->key) db_bind(s, 3, r->key, r->n_key);
+    db_bind(s, 4, r->body, JOURNAL_DIGEST);
+    db_bind(s, 5, r->identity, JOURNAL_DIGEST);
     sqlite3_bind_int64(s, 6, (int64_t)r->seed);
     sqlite3_bind_int64(s, 7, r->n_choices);
     sqlite3_bind_int64(s, 8, r->created);
-    bind_blob(s, 9, r->prompt, r->n_prompt * sizeof *r->prompt);
-    bind_blob(s, 10, r->record, r->n_record);
+    db_bind(s, 9, r->prompt, r->n_prompt * sizeof *r->prompt);
+    db_bind(s, 10, r->record, r->n_record);
     sqlite3_bind_int64(s, 11, sum_request(r));
-    if ((st = done(d, DB_PUT_REQUEST, "writing a request", err))) return st;
+    if ((st = db_done(d, DB_PUT_REQUEST, "writing a request", err))) return st;
     *order = (uint64_t)sqlite3_last_insert_rowid(d->w);
-    if ((st = db_put_outcome(d, *order, JOURNAL_RUNNING, 0, 0, NULL, 0, err))) return st;
+    if ((st = db_put_outcome(d, *order, JOURNAL_RUNNING, 0, 0, NULL, 0, err)) ||
+        (r->turn && (st = db_put_turn(d, *order, &before, r->after, r->turn, r->n_turn, err))) ||
+        (r->name && (st = db_put_label(d, *order, r->ns, r->name, err))))
+        return st;
     d->n_requests++;
     return HD_OK;
 }
@@ -395,9 +424,9 @@ hd_status db_put_outcome(db *d, uint64_t order, journal_state state, int64_t eve
     sqlite3_bind_int64(s, 2, state);
     sqlite3_bind_int64(s, 3, events);
     sqlite3_bind_int64(s, 4, finished);
-    if (finish) bind_blob(s, 5, finish, n);
+    if (finish) db_bind(s, 5, finish, n);
     sqlite3_bind_int64(s, 6, sum_outcome(order, state, events, finished, finish, n));
-    return done(d, DB_PUT_OUTCOME, "writing an end", err);
+    return db_done(d, DB_PUT_OUTCOME, "writing an end", err);
 }
 
 hd_status db_put_event(db *d, uint64_t order, uint32_t choice, uint64_t index, const journal_event *ev, hd_err *err) {
@@ -406,17 +435,18 @@ hd_status db_put_event(db *d, uint64_t order, uint32_t choice, uint64_t index, c
     sqlite3_bind_int64(s, 2, choice);
     sqlite3_bind_int64(s, 3, (int64_t)index);
     sqlite3_bind_int64(s, 4, ev->token);
-    bind_blob(s, 5, ev->text, ev->n_text);
-    bind_blob(s, 6, ev->extra, ev->n_extra);
+    db_bind(s, 5, ev->text, ev->n_text);
+    db_bind(s, 6, ev->extra, ev->n_extra);
     sqlite3_bind_int64(s, 7, sum_event(order, choice, index, ev));
-    return done(d, DB_PUT_EVENT, "writing an event", err);
+    return db_done(d, DB_PUT_EVENT, "writing an event", err);
 }
 
 hd_status db_drop(db *d, uint64_t order, hd_err *err) {
     hd_status st;
-    if ((st = with_order(d, DB_DROP_EVENTS, order, "deleting", err)) ||
-        (st = with_order(d, DB_DROP_OUTCOME, order, "deleting", err)) ||
-        (st = with_order(d, DB_DROP_REQUEST, order, "deleting", err)))
+    if ((st = db_with_order(d, DB_DROP_EVENTS, order, "deleting", err)) ||
+        (st = db_with_order(d, DB_DROP_OUTCOME, order, "deleting", err)) ||
+        (st = db_with_order(d, DB_DROP_REQUEST, order, "deleting", err)) || (st = db_drop_label(d, order, err)) ||
+        (st = db_release_turn(d, order, err)))
         return st;
     if (d->n_requests) d->n_requests--;
     return HD_OK;
@@ -425,7 +455,7 @@ hd_status db_drop(db *d, uint64_t order, hd_err *err) {
 hd_status db_trim(db *d, uint64_t order, uint32_t choice, uint64_t index, hd_err *err) {
     sqlite3_bind_int64(d->st[DB_TRIM], 2, choice);
     sqlite3_bind_int64(d->st[DB_TRIM], 3, (int64_t)index);
-    return with_order(d, DB_TRIM, order, "dropping events", err);
+    return db_with_order(d, DB_TRIM, order, "dropping events", err);
 }
 
 /* One row of integers. */
@@ -436,7 +466,7 @@ static hd_status ints(db *d, db_stmt i, int64_t *a, int64_t *b, hd_err *err) {
         if (b) *b = sqlite3_column_int64(d->st[i], 1);
     }
     sqlite3_reset(d->st[i]);
-    return rc == SQLITE_ROW ? HD_OK : rc == SQLITE_DONE ? HD_NOTFOUND : failed(d->w, rc, "reading", err);
+    return rc == SQLITE_ROW ? HD_OK : rc == SQLITE_DONE ? HD_NOTFOUND : db_failed(d->w, rc, "reading", err);
 }
 
 hd_status db_oldest(db *d, uint64_t *order, int64_t *finished, hd_err *err) {
@@ -462,7 +492,7 @@ hd_status db_give_back(db *d, hd_err *err) {
     if (st || unused < 2 * DB_VACUUM_PAGES) return st;
     snprintf(text, sizeof text, "PRAGMA incremental_vacuum(%d)", DB_VACUUM_PAGES);
     rc = sqlite3_exec(d->w, text, NULL, NULL, NULL);
-    return rc ? failed(d->w, rc, "giving pages back", err) : HD_OK;
+    return rc ? db_failed(d->w, rc, "giving pages back", err) : HD_OK;
 }
 
 /* ---- reading ---- */
@@ -540,11 +570,6 @@ oom:
     return hd_fail(err, HD_NOMEM, "request log: no memory for a stored request");
 }
 
-static void r_done(sqlite3_stmt *s) {
-    sqlite3_reset(s);
-    sqlite3_clear_bindings(s);
-}
-
 /* Count the events of e, which must have n_events of them.  With r_mu held. */
 static hd_status published(db *d, journal_entry *e, int64_t n_events, hd_err *err) {
     uint64_t *n = (uint64_t *)(void *)(e + 1); /* as entry_of laid it out */
@@ -556,8 +581,8 @@ static hd_status published(db *d, journal_entry *e, int64_t n_events, hd_err *er
         sqlite3_bind_int64(s, 2, c);
         rc = sqlite3_step(s);
         if (rc == SQLITE_ROW && sqlite3_column_type(s, 0) == SQLITE_INTEGER) n[c] = (uint64_t)sqlite3_column_int64(s, 0) + 1;
-        r_done(s);
-        if (rc != SQLITE_ROW) return failed(d->r, rc, "counting events", err);
+        db_reset(s);
+        if (rc != SQLITE_ROW) return db_failed(d->r, rc, "counting events", err);
         all += n[c];
     }
     if (n_events != DB_LOST && all != (uint64_t)n_events)
@@ -572,12 +597,12 @@ static hd_status find(db *d, db_stmt i, journal_entry **out, hd_err *err) {
     int rc = sqlite3_step(s);
     hd_status st = rc == SQLITE_ROW    ? entry_of(s, out, &n_events, err)
                    : rc == SQLITE_DONE ? hd_fail(err, HD_NOTFOUND, "request log: there is no such request")
-                                       : failed(d->r, rc, "looking up", err);
+                                       : db_failed(d->r, rc, "looking up", err);
     if (!st && (st = published(d, *out, n_events, err))) {
         journal_entry_free(*out);
         *out = NULL;
     }
-    r_done(s);
+    db_reset(s);
     pthread_mutex_unlock(&d->r_mu);
     return st;
 }
@@ -585,15 +610,15 @@ static hd_status find(db *d, db_stmt i, journal_entry **out, hd_err *err) {
 hd_status db_find_id(db *d, const char *id, journal_entry **out, hd_err *err) {
     *out = NULL;
     pthread_mutex_lock(&d->r_mu);
-    bind_blob(d->st[DB_R_BY_ID], 1, id, strlen(id));
+    db_bind(d->st[DB_R_BY_ID], 1, id, strlen(id));
     return find(d, DB_R_BY_ID, out, err);
 }
 
 hd_status db_find_key(db *d, const uint8_t *ns, const void *key, size_t n_key, journal_entry **out, hd_err *err) {
     *out = NULL;
     pthread_mutex_lock(&d->r_mu);
-    bind_blob(d->st[DB_R_BY_KEY], 1, ns, JOURNAL_DIGEST);
-    bind_blob(d->st[DB_R_BY_KEY], 2, key, n_key);
+    db_bind(d->st[DB_R_BY_KEY], 1, ns, JOURNAL_DIGEST);
+    db_bind(d->st[DB_R_BY_KEY], 2, key, n_key);
     return find(d, DB_R_BY_KEY, out, err);
 }
 
@@ -611,9 +636,9 @@ hd_status db_next_running(db *d, uint64_t after, uint64_t *order, hd_err *err) {
     sqlite3_bind_int64(s, 1, (int64_t)after);
     rc = sqlite3_step(s);
     *order = rc == SQLITE_ROW ? (uint64_t)sqlite3_column_int64(s, 0) : 0;
-    r_done(s);
+    db_reset(s);
     pthread_mutex_unlock(&d->r_mu);
-    return rc == SQLITE_ROW ? HD_OK : rc == SQLITE_DONE ? HD_NOTFOUND : failed(d->r, rc, "looking for running requests", err);
+    return rc == SQLITE_ROW ? HD_OK : rc == SQLITE_DONE ? HD_NOTFOUND : db_failed(d->r, rc, "looking for running requests", err);
 }
 
 hd_status db_read_events(db *d, uint64_t order, uint32_t choice, uint64_t from,
@@ -646,8 +671,8 @@ hd_status db_read_events(db *d, uint64_t order, uint32_t choice, uint64_t from,
             break;
         }
     }
-    if (rc != SQLITE_DONE) st = failed(d->r, rc, "reading events", err);
-    r_done(s);
+    if (rc != SQLITE_DONE) st = db_failed(d->r, rc, "reading events", err);
+    db_reset(s);
     pthread_mutex_unlock(&d->r_mu);
     return st;
 }

@@ -93,7 +93,9 @@ static inline size_t record_size(uint64_t n_text, uint64_t n_extra) {
     return (sizeof(record_head) + (size_t)n_text + (size_t)n_extra + 7) & ~(size_t)7;
 }
 
-static inline uint64_t request_bytes(const journal_request *r) { return r->n_record + r->n_prompt * sizeof *r->prompt; }
+static inline uint64_t request_bytes(const journal_request *r) {
+    return r->n_record + r->n_prompt * sizeof *r->prompt + (r->turn ? r->n_turn : 0);
+}
 
 /* Microseconds of CLOCK_MONOTONIC, as pthread_cond_timedwait takes them. */
 static inline void journal_deadline(struct timespec *t, uint64_t us) {

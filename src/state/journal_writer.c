@@ -78,8 +78,10 @@ static hd_status write_ring(journal *j, hd_err *err) {
         live *l = row_of(j, head_at(&j->writing, at, &h)->order);
         if (!l) continue; /* not reached: appends are refused unless it is in the table */
         if (h.kind != RECORD_EVENT) {
-            st = db_put_outcome(&j->db, h.order, (journal_state)h.state, all_events(j, l), h.finished,
-                                h.kind == RECORD_END ? p : NULL, h.n_text, err);
+            int64_t n = all_events(j, l);
+            st = db_put_outcome(&j->db, h.order, (journal_state)h.state, n, h.finished, h.kind == RECORD_END ? p : NULL, h.n_text, err);
+            /* Only now, and only if all of it is there: a name never stands for half a response. */
+            if (!st && h.state == JOURNAL_FINISHED && n != DB_LOST) st = db_take_name(&j->db, h.order, err);
             j->delta.finished++;
         } else if (!l->broken) {
             journal_event ev = {h.token, p, h.n_text, p + h.n_text, h.n_extra};
@@ -118,6 +120,23 @@ static hd_status refuse(job *b, hd_status st) {
     return HD_OK;
 }
 
+/* May it go on from what it wants to go on from?  If not the job is refused. */
+static hd_status may_follow(journal *j, job *b) {
+    const journal_request *r = b->request;
+    db_turn t = {0};
+    db_found f;
+    hd_status st;
+    if (!r->turn || !r->after) return HD_OK;
+    st = db_by_order(&j->db, r->after, &f, &b->err);
+    if (!st) st = db_turn_look(&j->db, r->after, &t, &b->err);
+    if (st == HD_NOTFOUND || st == HD_FAILED)
+        return refuse(b, hd_fail_field(&b->err, HD_NOTFOUND, "after", "request log: what it goes on from is not there any more"));
+    if (!st && (t.depth >= JOURNAL_TURNS || t.bytes + r->n_turn > JOURNAL_CONVERSATION_BYTES))
+        return refuse(b, hd_fail_field(&b->err, HD_INVALID, "after", "a conversation has at most %d turns and %d bytes", JOURNAL_TURNS,
+                                       JOURNAL_CONVERSATION_BYTES));
+    return st;
+}
+
 static hd_status do_accept(journal *j, job *b, hd_err *err) {
     const journal_request *r = b->request;
     db_found f;
@@ -142,17 +161,21 @@ static hd_status do_accept(journal *j, job *b, hd_err *err) {
     pthread_mutex_lock(&j->mu);
     n_running = j->n_live + j->n_accepted;
     pthread_mutex_unlock(&j->mu);
+    if ((st = may_follow(j, b))) goto broken;
+    if (b->status) return HD_OK;
     if (n_running >= j->cfg.max_running) {
         j->delta.refused++;
         return refuse(b, hd_fail(&b->err, HD_FULL, "request log: %u durable requests are unfinished", n_running));
     }
     evicted = j->delta.evicted;
     if ((st = db_mark(&j->db, &b->err))) goto broken;
+    j->db.keep_turn = r->turn ? r->after : 0; /* the request itself may be what has to go */
     while (!st && j->db.n_requests >= j->cfg.max_requests) st = evict_one(j, &b->err);
     if (!st) {
         uint64_t limit = j->cfg.max_bytes - j->cfg.max_bytes / RESERVE_SHARE;
-        st = make_room(j, request_bytes(r) + DB_REQUEST_OVERHEAD, limit, &b->err);
+        st = make_room(j, request_bytes(r) + DB_REQUEST_OVERHEAD + (r->turn || r->name ? DB_TURN_OVERHEAD : 0), limit, &b->err);
     }
+    j->db.keep_turn = 0;
     if (st == HD_NOTFOUND) { /* nothing is deleted for a request that then does not fit */
         if ((st = db_mark_end(&j->db, true, &b->err))) goto broken;
         j->delta.evicted = evicted;
