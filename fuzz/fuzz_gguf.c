@@ -82,7 +82,8 @@ static void look(const gguf *g) {
             float row[4096];
             (void)tensor_dequant_row(t->type, t->data, row, t->dims[0]);
         }
-        gguf_tensor_release(g, t);
+        gguf_tensor_fetch(g, t, 0, t->size_bytes);
+        gguf_tensor_release(g, t, 0, t->size_bytes);
         for (size_t k = 0; k < i; k++) {
             const gguf_tensor *o = gguf_tensor_at(g, k);
             CHECK(t->offset + t->size_bytes <= o->offset || o->offset + o->size_bytes <= t->offset);

@@ -563,11 +563,25 @@ uint64_t gguf_kv_bytes(const gguf_kv *kv) {
     return (uint64_t)(p - kv->p);
 }
 
-void gguf_tensor_release(const gguf *g, const gguf_tensor *t) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data, to = from + t->size_bytes;
-    if (!g->parts[t->part].map) return; /* memory of the caller */
-    from = (from + page - 1) & ~(page - 1);
-    to &= ~(page - 1);
-    /* Only whole pages of this tensor.  Advice: if it fails, nothing is lost but memory. */
-    if (from < to) (void)madvise((void *)from, to - from, MADV_DONTNEED);
+/* Bytes [at, at + n) of the tensor, out to multiples of `page` but not out of the file. */
+static void advise(const gguf *g, const gguf_tensor *t, uint64_t at, uint64_t n, uintptr_t page, int advice) {
+    const gguf_part *p = &g->parts[t->part];
+    uintptr_t from = ((uintptr_t)t->data + at) & ~(page - 1), to = ((uintptr_t)t->data + at + n + page - 1) & ~(page - 1);
+    if (!n || !p->map) return; /* memory of the caller */
+    if (from < (uintptr_t)p->map) from = (uintptr_t)p->map;
+    if (to > (uintptr_t)p->map + p->size) to = (uintptr_t)p->map + p->size;
+    (void)madvise((void *)from, to - from, advice); /* if it fails, nothing is lost but time or memory */
+}
+
+void gguf_tensor_fetch(const gguf *g, const gguf_tensor *t, uint64_t at, uint64_t n) {
+#ifdef MADV_POPULATE_READ
+    advise(g, t, at, n, (uintptr_t)sysconf(_SC_PAGESIZE), MADV_POPULATE_READ);
+#else
+    (void)g, (void)t, (void)at, (void)n;
+#endif
+}
+
+/* Where the page cache has huge pages, one byte brings in all of one, so that what is around the range goes too. */
+void gguf_tensor_release(const gguf *g, const gguf_tensor *t, uint64_t at, uint64_t n) {
+    advise(g, t, at, n, (uintptr_t)2 << 20, MADV_DONTNEED);
 }

@@ -92,7 +92,9 @@ bool gguf_digest(const gguf *g, uint8_t out[16]);
 size_t gguf_n_tensors(const gguf *g);
 const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i);
 const gguf_tensor *gguf_tensor_find(const gguf *g, const char *name);
-/* Tell the system that the tensor's pages are not needed for now (they stay readable). */
-void gguf_tensor_release(const gguf *g, const gguf_tensor *t);
+/* Tell the system that bytes [at, at + n) of a tensor are needed at once (one call instead of a fault for every few pages), or
+ * no more for now; they stay readable, and in the page cache.  at + n <= size_bytes.  Any thread. */
+void gguf_tensor_fetch(const gguf *g, const gguf_tensor *t, uint64_t at, uint64_t n);
+void gguf_tensor_release(const gguf *g, const gguf_tensor *t, uint64_t at, uint64_t n);
 
 #endif

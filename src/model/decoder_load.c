@@ -1,8 +1,8 @@
 /* decoder_load.c - weights out of a GGUF into packed form, every tensor checked by name, type and shape.
  *
- * Matrices are packed one after another into one block of memory, each by all threads, and the mapped pages of a packed
- * tensor are given back at once: there are never two full copies.  The token embedding stays mapped: a step reads only
- * the rows it needs.  A tensor that the family does not use is refused: computing without it would give fluent nonsense. */
+ * Matrices are packed one after another into one block of memory, each by all threads, a piece at a time, and the mapped pages
+ * of a packed piece are given back at once: there is one copy, and a MiB per thread.  The token embedding stays mapped: a step
+ * reads only the rows it needs.  A tensor that the family does not use is refused: computing without it would give fluent nonsense. */
 #include "model/decoder.h"
 #include "base/checked.h"
 #include "base/log.h"
@@ -35,10 +35,13 @@ static hd_status wrong_shape(loader *l, const gguf_tensor *t, const char *name, 
                          (unsigned long long)rows);
 }
 
+enum { PIECE_BYTES = 1 << 20 }; /* of the file: few enough calls to the system, and little that is there twice */
+
 typedef struct {
-    loader *l;
+    decoder *d;
     mm_weight *w;
-    const void *src;
+    const gguf_tensor *t;
+    size_t row_bytes, step;
     pool_cursor next;
 } pack_job;
 
@@ -46,15 +49,29 @@ static void pack_some(void *ctx, unsigned member, unsigned n) {
     pack_job *j = ctx;
     size_t b, e;
     (void)member, (void)n;
-    while (pool_next(&j->next, 64, &b, &e)) mm_pack(j->l->d->base.k, j->w, j->src, (uint32_t)b, (uint32_t)e);
+    while (pool_next(&j->next, j->step, &b, &e)) {
+        size_t at = b * j->row_bytes, bytes = (e - b) * j->row_bytes;
+        gguf_tensor_fetch(j->d->file, j->t, at, bytes);
+        mm_pack(j->d->base.k, j->w, j->t->data, (uint32_t)b, (uint32_t)e);
+        gguf_tensor_release(j->d->file, j->t, at, bytes);
+    }
+}
+
+static void pack_all(decoder *d, mm_weight *w, const gguf_tensor *t) {
+    pack_job j = {.d = d, .w = w, .t = t, .row_bytes = t->size_bytes / t->dims[1]};
+    size_t share = w->n_rows / (4 * pool_size(d->base.pool));
+    j.step = PIECE_BYTES / j.row_bytes;
+    if (j.step > share) j.step = share; /* a small matrix is for all threads too */
+    j.step = j.step < 64 ? 64 : j.step & ~(size_t)7;
+    pool_cursor_init(&j.next, w->n_rows);
+    pool_run(d->base.pool, pack_some, &j);
 }
 
 /* First pass: check and count.  Second pass: pack. */
-static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols, uint32_t rows, bool keep_mapped) {
+static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols, uint32_t rows) {
     decoder *d = l->d;
     const gguf_tensor *t = find(l, name);
     uint64_t bytes;
-    pack_job job;
     if (!t) return hd_fail_field(l->err, HD_INVALID, name, "missing tensor %s", name);
     /* Only the head may have rows that are not used: padding beyond the vocabulary. */
     if (t->n_dims > 2 || t->dims[0] != cols || t->dims[1] < rows || (t->dims[1] > rows && w != &d->head))
@@ -74,12 +91,7 @@ static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols
     }
     w->data = (uint8_t *)d->packed + l->packed_bytes;
     l->packed_bytes += bytes;
-    job.l = l;
-    job.w = w;
-    job.src = t->data;
-    pool_cursor_init(&job.next, rows);
-    pool_run(d->base.pool, pack_some, &job);
-    if (!keep_mapped) gguf_tensor_release(d->file, t);
+    pack_all(d, w, t);
     if (l->opt->progress)
         l->opt->progress(l->opt->progress_ctx, "packing weights", (double)l->packed_bytes / (double)d->packed_bytes);
     return HD_OK;
@@ -143,7 +155,7 @@ static hd_status layer(loader *l, uint32_t i) {
     }
     for (size_t j = 0; j < sizeof matrices / sizeof *matrices; j++) {
         snprintf(name, sizeof name, "blk.%u.%s", i, matrices[j].name);
-        if ((st = matrix(l, matrices[j].w, name, matrices[j].cols, matrices[j].rows, false))) return st;
+        if ((st = matrix(l, matrices[j].w, name, matrices[j].cols, matrices[j].rows))) return st;
     }
     return HD_OK;
 }
@@ -165,7 +177,7 @@ static hd_status pass(loader *l) {
     if ((st = vector(l, &d->out_norm, "output_norm.weight", c->width, false))) return st;
     for (uint32_t i = 0; i < c->n_layers; i++)
         if ((st = layer(l, i))) return st;
-    return matrix(l, &d->head, tied ? "token_embd.weight" : "output.weight", c->width, d->base.info.n_vocab, tied);
+    return matrix(l, &d->head, tied ? "token_embd.weight" : "output.weight", c->width, d->base.info.n_vocab);
 }
 
 /* Llama 3's frequency scaling: rope_freqs.weight divides each frequency. */
