@@ -31,7 +31,10 @@ bool durable_plan(gen *g, const json_t *body, serve_error *e);
 void durable_submit(gen *g);
 /* g->view and g's plan from a stored request, which stays the caller's. */
 bool durable_load(gen *g, const journal_entry *e);
-hd_status durable_find(const gen *g, const char *id, journal_entry **out); /* HD_NOTFOUND also when it is another key's */
+/* The id that is meant: id itself, or the one that has this name for g's key.  HD_NOTFOUND. */
+hd_status durable_resolve(const gen *g, const char *id, char out[JOURNAL_ID_BYTES + 1]);
+/* By id or name.  HD_NOTFOUND also when it is another key's. */
+hd_status durable_find(const gen *g, const char *id, journal_entry **out);
 
 /* ---- jobs for the log's thread ---- */
 typedef enum {

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "serve/bounds.h"
+#include "serve/conversation.h"
 #include "serve/go_on.h"
 #include "serve/planner.h"
 #include "serve/record.h"
@@ -66,12 +67,20 @@ bool durable_load(gen *g, const journal_entry *e) {
     return false;
 }
 
+hd_status durable_resolve(const gen *g, const char *id, char out[JOURNAL_ID_BYTES + 1]) {
+    const durable *d = g->srv->dur;
+    if (!d || !*id) return HD_NOTFOUND;
+    if (conversation_is_name(id)) return journal_named(d->log, d->space[g->key], id, out, NULL);
+    if (snprintf(out, JOURNAL_ID_BYTES + 1, "%s", id) > JOURNAL_ID_BYTES) return HD_NOTFOUND;
+    return HD_OK;
+}
+
 hd_status durable_find(const gen *g, const char *id, journal_entry **out) {
     durable *d = g->srv->dur;
-    hd_status st;
+    char is[JOURNAL_ID_BYTES + 1];
+    hd_status st = durable_resolve(g, id, is);
     *out = NULL;
-    if (!d || !*id) return HD_NOTFOUND;
-    if ((st = journal_find(d->log, id, out, NULL))) return st;
+    if (st || (st = journal_find(d->log, is, out, NULL))) return st;
     if (!memcmp((*out)->request.ns, d->space[g->key], JOURNAL_DIGEST)) return HD_OK;
     journal_entry_free(*out);
     *out = NULL;
@@ -163,6 +172,7 @@ bool durable_plan(gen *g, const json_t *body, serve_error *e) {
 
 static void refused(gen *g, hd_status st, const hd_err *err) {
     serve_error *e = &g->error;
+    if (conversation_refused(g, st, err)) return;
     switch (st) {
     case HD_FULL:
         serve_fail(e, 429, "log_full", NULL, "the request log takes no more: %s", err->msg);
@@ -207,7 +217,8 @@ static hd_status log_accept(gen *g, const hd_buf *record, journal_accepted *out,
     durable *d = g->srv->dur;
     journal_request r = {.id = g->id, .key = g->idem_key.len ? g->idem_key.data : NULL, .n_key = g->idem_key.len,
                          .seed = g->plan.sampling.seed, .n_choices = g->n_choices, .created = g->created,
-                         .record = record->data, .n_record = record->len};
+                         .record = record->data, .n_record = record->len, .name = g->name[0] ? g->name : NULL,
+                         .turn = g->turn.len ? g->turn.data : NULL, .n_turn = g->turn.len, .after = g->after};
     hd_status st;
     int32_t *ids = all_ids(g, &r.n_prompt);
     if (!ids) return hd_fail(err, HD_NOMEM, "no memory for the request");
@@ -302,6 +313,7 @@ void durable_submit(gen *g) {
     r = NULL; /* the loop's, to keep or to throw away */
 out:
     if (r && g->view.discard != r) runner_free(r);
+    buf_deinit(&g->turn);
     journal_entry_free(g->source);
     g->source = NULL;
     free_was(was, g->n_choices);

@@ -67,6 +67,8 @@ void gen_clear_plan(gen *g) {
     g->has_big_seed = g->readmit = g->background = false;
     g->accepted_us = 0;
     g->ctx = 0;
+    g->after = g->n_before = 0;
+    buf_deinit(&g->turn);
     buf_clear(&g->frame_head);
     buf_clear(&g->frame_tail);
 }
@@ -145,7 +147,8 @@ static gen *make(conn *c, const dialect *d, gen_kind kind) {
     g->event_no = g->from = 0;
     g->n_done = g->n_submitted = 0;
     g->has_key = g->collecting = g->held = g->ending = g->has_from = g->want_stream = false;
-    g->id[0] = g->want_id[0] = g->warning[0] = 0;
+    g->id[0] = g->want_id[0] = g->warning[0] = g->name[0] = 0;
+    g->long_before = false;
     memset(&g->error, 0, sizeof g->error);
     memset(&g->plan, 0, sizeof g->plan);
     serial = g->view.serial;
@@ -154,6 +157,7 @@ static gen *make(conn *c, const dialect *d, gen_kind kind) {
     atomic_store_explicit(&g->cancelled, 0, memory_order_relaxed);
     buf_init(&g->reply, s->opt.max_replies_bytes);
     buf_init(&g->idem_key, HTTPREQ_MAX_VALUE);
+    buf_init(&g->turn, JOURNAL_REQUEST_BYTES);
     buf_init(&g->frame_head, 4096);
     buf_init(&g->frame_tail, 4096);
     return g;
@@ -205,7 +209,7 @@ void gen_start_stored(conn *c, const dialect *d, gen_kind kind, const char *id) 
     serve_error e = {0};
     if (!g) return;
     snprintf(g->want_id, sizeof g->want_id, "%s", strlen(id) < sizeof g->want_id ? id : "");
-    if (kind == GEN_GET && !stored_query(g, &c->req, &e)) {
+    if ((kind == GEN_GET || kind == GEN_NAMES) && !stored_query(g, &c->req, &e)) {
         link_gen(g);
         g->srv->n_planning++;
         gen_release(g);

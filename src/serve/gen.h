@@ -87,7 +87,13 @@ typedef struct dialect {
 typedef enum { GEN_FREE, GEN_PLANNING, GEN_ACTIVE } gen_phase;
 
 /* What is asked for: a generation, or something about a stored one. */
-typedef enum { GEN_POST, GEN_GET, GEN_DELETE, GEN_KNOWN /* a cancel of an id that no generation has: is it stored? */ } gen_kind;
+typedef enum {
+    GEN_POST,
+    GEN_GET,
+    GEN_DELETE,
+    GEN_KNOWN, /* a cancel of an id that no generation has: is it stored? */
+    GEN_NAMES, /* the names of stored ones */
+} gen_kind;
 
 struct gen {
     server *srv;
@@ -121,7 +127,7 @@ struct gen {
     char id[64];
     bool has_key;        /* there is an Idempotency-Key, */
     hd_buf idem_key;     /* this one where there is a log */
-    char want_id[64];    /* of GET, DELETE, KNOWN */
+    char want_id[72];    /* of GET, DELETE, KNOWN: an id, or the name of a response; NAMES: those behind this one */
     bool has_from;       /* Last-Event-ID or starting_after: only frames with higher numbers are wanted */
     uint64_t from;
     bool want_stream;    /* GET ?stream=true */
@@ -151,6 +157,12 @@ struct gen {
     char *model_name;              /* of a durable one, as it was then; NULL: the served one's */
     char fingerprint[24];          /* likewise; "" */
     view view;                     /* of a durable one */
+    /* conversation.h */
+    char name[JOURNAL_NAME_BYTES + 1]; /* that its response takes; "" */
+    hd_buf turn;                   /* what it adds to its conversation, for the log; empty: it is of none */
+    uint64_t after;                /* order of the stored response that it goes on from; 0 */
+    size_t n_before;               /* messages that the client did not send */
+    bool long_before;              /* what was before is large: it is planned as a large body is */
     journal_entry *source;         /* of one that goes on where that one ended (go_on.h), while it is planned; owned */
 };
 

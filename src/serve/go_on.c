@@ -2,6 +2,7 @@
 #include "serve/go_on.h"
 
 #include "base/mem.h"
+#include "serve/conversation.h"
 #include "serve/durable_int.h"
 #include "serve/record.h"
 
@@ -82,7 +83,7 @@ bool go_on_plan(gen *g, const json_t *body, serve_error *e) {
     }
     if (!may_go_on(g, source, e) || !fill(g, source, cap, e) || !g->d->frames(g, e)) return refuse(g, source);
     g->source = source;
-    return true;
+    return conversation_same(g, e);
 }
 
 /* ---- its tokens ---- */

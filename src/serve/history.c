@@ -68,7 +68,7 @@ static bool any_code(const json_t *messages) {
     return false;
 }
 
-bool history_open(history **out, const tokenizer *t, json_t *messages, serve_error *e) {
+bool history_open(history **out, const tokenizer *t, json_t *messages, size_t n_before, serve_error *e) {
     size_t n = json_array_size(messages);
     bool some = false;
     history *s;
@@ -83,7 +83,7 @@ bool history_open(history **out, const tokenizer *t, json_t *messages, serve_err
         const json_t *c = json_object_get(m, "content");
         const char *code, *role = json_string_value(json_object_get(m, "role"));
         size_t n_code = 0;
-        if (!code_of(m, i, &code, &n_code, e)) {
+        if (!code_of(m, i < n_before ? i : i - n_before, &code, &n_code, e)) {
             history_close(s);
             return false;
         }

@@ -16,8 +16,8 @@
 typedef struct history history;
 
 /* From normalised messages; extra_content is taken out of them, as templates are not made for it.  *out is NULL when no ids
- * that fit came along, the usual case.  False: e is filled. */
-bool history_open(history **out, const tokenizer *t, json_t *messages, serve_error *e);
+ * that fit came along, the usual case.  False: e is filled; it counts from message n_before on. */
+bool history_open(history **out, const tokenizer *t, json_t *messages, size_t n_before, serve_error *e);
 void history_close(history *s);
 
 /* Append the ids of the pieces to out like tokenizer_encode_pieces.  *n_replayed: ids that came along, of those. */

@@ -2,6 +2,7 @@
 #include "serve/openai.h"
 
 #include "serve/stream.h"
+#include "text/replay.h"
 
 #include <math.h>
 #include <string.h>
@@ -84,6 +85,21 @@ void openai_usage(jsonw *w, const gen *g) {
     jsonw_key(w, "reasoning_tokens"), jsonw_uint(w, 0);
     jsonw_obj_end(w);
     jsonw_obj_end(w);
+}
+
+void openai_extra_content(const tokenizer *t, const id_list *ids, size_t n_text, const char *comma, hd_buf *out) {
+    hd_buf code;
+    buf_init(&code, 4 * REPLAY_MAX_IDS * 2);
+    if (replay_write(t, ids->ids, ids->n, n_text, &code) && !code.failed)
+        buf_fmt(out, "%s\"extra_content\":{\"heddle\":{\"ids\":\"%s\"}}", comma, buf_cstr(&code));
+    buf_deinit(&code);
+}
+
+void openai_message(jsonw *w, const tokenizer *t, const hd_buf *text, const id_list *ids) {
+    jsonw_key(w, "role"), jsonw_str(w, "assistant");
+    jsonw_key(w, "content"), jsonw_strn(w, buf_cstr(text), text->len);
+    jsonw_key(w, "refusal"), jsonw_null(w);
+    if (ids) openai_extra_content(t, ids, text->len, ",", w->b);
 }
 
 static void timings(jsonw *w, const gen_stats *s) {

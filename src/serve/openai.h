@@ -21,6 +21,13 @@ const char *openai_finish(const choice *ch);
 /* A log-probability as JSON writes it: minus infinity is -9999. */
 void openai_logprob(hd_buf *b, float lp);
 
+/* The members of an answer's message inside an open object: role, content, refusal, and (ids may be NULL) extra_content with the
+ * ids, where the text would come back with others: the client keeps them in its history with the text.  It is the place
+ * where servers of this dialect put what clients carry without reading it. */
+void openai_message(jsonw *w, const tokenizer *t, const hd_buf *text, const id_list *ids);
+/* Just that: `COMMA"extra_content":{...}`, or nothing. */
+void openai_extra_content(const tokenizer *t, const id_list *ids, size_t n_text, const char *comma, hd_buf *out);
+
 /* Start a piece: a comma where one is needed. */
 static inline hd_buf *openai_piece(choice *ch, int i) {
     hd_buf *b = &ch->pieces[i];

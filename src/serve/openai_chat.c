@@ -7,7 +7,6 @@
 #include "serve/stream.h"
 
 #include "base/mem.h"
-#include "text/replay.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -32,7 +31,7 @@ static bool plan(gen *g, const json_t *body, serve_error *e) {
         return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
     g->n_prompts = 1;
     id_list_init(&g->prompts[0].ids, 0);
-    return prompt_chat(s, body, &g->prompts[0].ids, &g->prompts[0].facts, g->warning, sizeof g->warning, e) && frames(g, e);
+    return prompt_chat(s, body, g->n_before, &g->prompts[0].ids, &g->prompts[0].facts, g->warning, sizeof g->warning, e) && frames(g, e);
 }
 
 /* ---- logprobs: {"token","logprob","bytes","top_logprobs":[...]} ---- */
@@ -71,16 +70,6 @@ static void logprobs(const gen *g, const choice *ch, hd_buf *out) {
     buf_str(out, "{\"content\":[");
     buf_add(out, buf_cstr(&ch->pieces[PIECE_A]), ch->pieces[PIECE_A].len);
     buf_str(out, "],\"refusal\":null}");
-}
-
-/* The ids of an answer whose text would come back with others: the client keeps them in its history with the text.  At the
- * place where servers of this dialect put what clients carry without reading it. */
-static void extra_content(const gen *g, const choice *ch, const char *comma, hd_buf *out) {
-    hd_buf code;
-    buf_init(&code, 4 * REPLAY_MAX_IDS * 2);
-    if (replay_write(g->srv->info->tok, ch->ids.ids, ch->ids.n, ch->text_bytes, &code) && !code.failed)
-        buf_fmt(out, "%s\"extra_content\":{\"heddle\":{\"ids\":\"%s\"}}", comma, buf_cstr(&code));
-    buf_deinit(&code);
 }
 
 /* ---- stream ---- */
@@ -136,7 +125,7 @@ static void finish(gen *g, choice *ch, hd_buf *out) {
     jsonw w;
     open_chunk(g, ch, out);
     buf_str(out, ",\"delta\":{");
-    extra_content(g, ch, "", out);
+    openai_extra_content(g->srv->info->tok, &ch->ids, ch->text_bytes, "", out);
     buf_byte(out, '}');
     close_chunk(g, ch, openai_finish(ch), out);
     jsonw_init(&w, out);
@@ -161,10 +150,7 @@ static void reply(gen *g, hd_buf *out) {
         jsonw_obj(&w);
         jsonw_key(&w, "index"), jsonw_uint(&w, ch->index);
         jsonw_key(&w, "message"), jsonw_obj(&w);
-        jsonw_key(&w, "role"), jsonw_str(&w, "assistant");
-        jsonw_key(&w, "content"), jsonw_strn(&w, buf_cstr(&ch->text), ch->text.len);
-        jsonw_key(&w, "refusal"), jsonw_null(&w);
-        extra_content(g, ch, ",", out);
+        openai_message(&w, g->srv->info->tok, &ch->text, &ch->ids);
         jsonw_obj_end(&w);
         jsonw_key(&w, "logprobs");
         logprobs(g, ch, out);

@@ -2,6 +2,7 @@
 #include "serve/planner.h"
 
 #include "base/mem.h"
+#include "serve/conversation.h"
 #include "serve/durable.h"
 #include "serve/go_on.h"
 #include "serve/stored.h"
@@ -36,6 +37,22 @@ static void warn_not_kept(gen *g) {
     snprintf(g->warning + n, sizeof g->warning - n, "%s%s is ignored: the server has no --state-dir", n ? "; " : "", g->not_kept);
 }
 
+/* From the body to the engine's line. */
+static void plan_post(gen *g, const json_t *body, uint64_t t) {
+    json_t *whole = NULL;
+    bool ok = durable_plan(g, body, &g->error) && conversation_plan(g, body, &whole) &&
+              (go_on_asked(body) ? go_on_plan(g, body, &g->error) : plan_body(g, whole ? whole : body));
+    if (ok && g->not_kept) warn_not_kept(g);
+    t = gen_trace(g, "tokenise", t, "prompts", g->n_prompts);
+    if (ok && g->n_prompts && !planner_unwanted(g)) {
+        gen_submit(g);
+        gen_trace(g, "submit", t, "choices", g->n_choices);
+    }
+    g->plan.stops = (hd_free(g->plan.stops), NULL); /* they point into the body */
+    g->plan.n_stops = 0;
+    json_decref(whole);
+}
+
 static void plan(gen *g) {
     uint64_t t = gen_trace(g, "wait for a planner", g->t_start_us, NULL, 0);
     json_t *body;
@@ -47,18 +64,8 @@ static void plan(gen *g) {
     body = request_parse(g->body.data, g->body.len, &g->has_big_seed, &g->big_seed, &g->error);
     t = gen_trace(g, "parse", t, NULL, 0);
     if (!body) return;
-    if (!planner_unwanted(g)) {
-        bool ok = durable_plan(g, body, &g->error) && (go_on_asked(body) ? go_on_plan(g, body, &g->error) : plan_body(g, body));
-        if (ok && g->not_kept) warn_not_kept(g);
-        t = gen_trace(g, "tokenise", t, "prompts", g->n_prompts);
-        if (ok && g->n_prompts && !planner_unwanted(g)) {
-            gen_submit(g);
-            gen_trace(g, "submit", t, "choices", g->n_choices);
-        }
-    }
+    if (!planner_unwanted(g)) plan_post(g, body, t);
     if (g->view.how == VIEW_NEW && !g->view.r) g->view.how = VIEW_NONE; /* it did not come so far */
-    g->plan.stops = (hd_free(g->plan.stops), NULL); /* they point into the body */
-    g->plan.n_stops = 0;
     json_decref(body);
 }
 
@@ -73,7 +80,7 @@ static void post(gen *g) {
     server_wake(s);
 }
 
-static bool is_large(const gen *g) { return g->body.len > PLANNER_LARGE_BODY; }
+static bool is_large(const gen *g) { return g->body.len > PLANNER_LARGE_BODY || g->long_before; }
 
 /* Under mu. */
 static void unlink_job(planner *p, gen *g) {
@@ -84,6 +91,17 @@ static void unlink_job(planner *p, gen *g) {
     g->job_next = g->job_prev = NULL;
     g->job_queued = false;
     p->n--;
+}
+
+/* Under mu.  It was found to be large: back, to be taken when no other large one is being planned.  Beyond the queue's limit by one
+ * for each thread at most. */
+static void link_first(planner *p, gen *g) {
+    g->job_prev = NULL;
+    if ((g->job_next = p->head)) p->head->job_prev = g;
+    else p->tail = g;
+    p->head = g;
+    g->job_queued = true;
+    p->n++;
 }
 
 /* Under mu.  The first that may be planned now; NULL: none. */
@@ -101,18 +119,21 @@ static void *work(void *arg) {
     gen *g;
     pthread_mutex_lock(&p->mu);
     while (!p->stop) {
-        bool large, trim;
+        bool large, trim, again;
         if (!(g = take_job(p))) {
             pthread_cond_wait(&p->cond, &p->mu);
             continue;
         }
         pthread_mutex_unlock(&p->mu);
         large = is_large(g);
-        trim = g->body.len > TRIM_BODY;
+        trim = large || g->body.len > TRIM_BODY;
         plan(g);
-        post(g);
+        again = g->long_before && !large;
+        if (again) gen_clear_plan(g);
+        else post(g);
         if (trim) hd_mem_trim();
         pthread_mutex_lock(&p->mu);
+        if (again) link_first(p, g);
         if (large) {
             p->large = false;
             pthread_cond_signal(&p->cond); /* the next large one may have been passed over */

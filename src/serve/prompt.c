@@ -178,7 +178,7 @@ bad:
     return NULL;
 }
 
-static json_t *messages(const server *s, const json_t *body, serve_error *e) {
+static json_t *messages(const server *s, const json_t *body, size_t n_before, serve_error *e) {
     const json_t *in = req_get(body, "messages");
     bool knows_developer = s->info->chat_text && strstr(s->info->chat_text, "developer");
     json_t *out;
@@ -192,7 +192,7 @@ static json_t *messages(const server *s, const json_t *body, serve_error *e) {
     }
     if (!(out = json_array())) return oom(e), NULL;
     for (size_t i = 0; i < json_array_size(in); i++) {
-        json_t *m = message(knows_developer, json_array_get(in, i), i, e);
+        json_t *m = message(knows_developer, json_array_get(in, i), i < n_before ? i : i - n_before, e);
         if (!m || json_array_append_new(out, m)) {
             if (m) oom(e);
             json_decref(out);
@@ -324,7 +324,7 @@ static size_t boundary(const model_info *m, json_t *input, const json_t *msgs, c
     return n;
 }
 
-bool prompt_chat(server *s, const json_t *body, id_list *out, prompt_facts *facts, char *warning, size_t n_warning,
+bool prompt_chat(server *s, const json_t *body, size_t n_before, id_list *out, prompt_facts *facts, char *warning, size_t n_warning,
                  serve_error *e) {
     const model_info *info = s->info;
     json_t *msgs = NULL, *tool_list = NULL, *input = NULL;
@@ -340,7 +340,7 @@ bool prompt_chat(server *s, const json_t *body, id_list *out, prompt_facts *fact
     history *with_ids = NULL;
     prompt_facts f = {0};
     buf_init(&text, (size_t)64 << 20);
-    if (!(msgs = messages(s, body, e)) || !history_open(&with_ids, info->tok, msgs, e) || !tools(body, &tool_list, warning, n_warning, e) ||
+    if (!(msgs = messages(s, body, n_before, e)) || !history_open(&with_ids, info->tok, msgs, n_before, e) || !tools(body, &tool_list, warning, n_warning, e) ||
         !req_bool(body, "continue_final_message", &go_on, e))
         goto out;
     generation_prompt = !go_on;

@@ -12,9 +12,10 @@ typedef struct {
     size_t boundary;   /* so many tokens at its beginning a next turn will have too, as far as the template tells; 0: unknown */
 } prompt_facts;
 
-/* Render body's messages (with tools, template arguments, continue_final_message ...) and append their ids to out.
+/* Render body's messages (with tools, template arguments, continue_final_message ...) and append their ids to out.  The client sent
+ * those from n_before on: errors count from there.
  * warning (of n_warning bytes) receives what was ignored, or stays as it is.  facts may be NULL. */
-bool prompt_chat(server *s, const json_t *body, id_list *out, prompt_facts *facts, char *warning, size_t n_warning,
+bool prompt_chat(server *s, const json_t *body, size_t n_before, id_list *out, prompt_facts *facts, char *warning, size_t n_warning,
                  serve_error *e);
 
 #endif

@@ -20,6 +20,8 @@ struct route {
     const char *missing;       /* known, but not in this build: 501 says so */
 };
 
+static void names(conn *c) { gen_start_stored(c, &dialect_chat, GEN_NAMES, ""); }
+
 static const route routes[] = {
     {"/", "GET, HEAD, OPTIONS", .get = control_root, .open = true},
     {"/health", "GET, HEAD, OPTIONS", .get = control_health, .open = true},
@@ -28,6 +30,7 @@ static const route routes[] = {
     {"/v1/models", "GET, HEAD, OPTIONS", .get = control_models},
     {"/v1/models/", "GET, HEAD, OPTIONS", .get = control_models},
     {"/v1/heddle/state", "GET, HEAD, OPTIONS", .get = control_state},
+    {"/v1/heddle/names", "GET, HEAD, OPTIONS", .get = names},
     {"/v1/heddle/cancel", "POST, OPTIONS", .post = control_cancel},
     {"/v1/heddle/steer", "POST, OPTIONS", .post = control_steer},
     {"/v1/chat/completions", "POST, OPTIONS", .generate = &dialect_chat},

@@ -1,6 +1,7 @@
 /* stored.c - see stored.h. */
 #include "serve/stored.h"
 
+#include "serve/conversation.h"
 #include "serve/durable.h"
 #include "serve/openai.h"
 #include "serve/record.h"
@@ -26,6 +27,9 @@ static bool parameter(gen *g, const char *name, size_t n_name, const char *v, si
         }
         g->has_from = n > 0;
         return g->has_from || bad_field(e, "starting_after", "starting_after must be the number of an event");
+    }
+    if (is(name, n_name, "after") && g->kind == GEN_NAMES) {
+        snprintf(g->want_id, sizeof g->want_id, "%.*s", (int)(n < sizeof g->want_id ? n : sizeof g->want_id - 1), v);
     }
     return true;
 }
@@ -93,11 +97,17 @@ static void delete(gen *g) {
     journal_entry *e;
     char object[64];
     hd_err err = {0};
+    char id[JOURNAL_ID_BYTES + 1];
     jsonw w;
-    hd_status st = durable_find(g, g->want_id, &e);
+    hd_status st = durable_resolve(g, g->want_id, id);
+    if (st) {
+        not_read(g, st);
+        return;
+    }
+    st = durable_find(g, id, &e);
     if (!st && record_dialect(e) && record_dialect(e) != g->d) st = HD_NOTFOUND;
     journal_entry_free(e);
-    if (!st || st == HD_FAILED) st = delete_it(durable_log(g->srv->dur), g->want_id, &err); /* a damaged one may go too */
+    if (!st || st == HD_FAILED) st = delete_it(durable_log(g->srv->dur), id, &err); /* a damaged one may go too */
     if (st == HD_INVALID) {
         serve_fail(&g->error, 409, "still_running", "id", "the response '%.100s' is still being made; cancel it first", g->want_id);
         return;
@@ -109,7 +119,7 @@ static void delete(gen *g) {
     snprintf(object, sizeof object, "%s.deleted", g->d->object);
     jsonw_init(&w, &g->reply);
     jsonw_obj(&w);
-    jsonw_key(&w, "id"), jsonw_str(&w, g->want_id);
+    jsonw_key(&w, "id"), jsonw_str(&w, id);
     jsonw_key(&w, "object"), jsonw_str(&w, object);
     jsonw_key(&w, "deleted"), jsonw_bool(&w, true);
     jsonw_obj_end(&w);
@@ -118,6 +128,7 @@ static void delete(gen *g) {
 void stored_plan(gen *g) {
     if (g->kind == GEN_GET) get(g);
     else if (g->kind == GEN_DELETE) delete(g);
+    else if (g->kind == GEN_NAMES) conversation_names(g);
     else known(g);
 }
 

@@ -58,7 +58,7 @@ static bool tokenize(gen *g, const json_t *body, serve_error *e) {
         !req_bool(body, llama ? "with_pieces" : "return_token_strs", &pieces, e))
         goto out;
     if (!llama && req_get(body, "messages")) {
-        if (!prompt_chat(s, body, &ids, NULL, g->warning, sizeof g->warning, e)) goto out;
+        if (!prompt_chat(s, body, 0, &ids, NULL, g->warning, sizeof g->warning, e)) goto out;
     } else {
         const char *field = llama ? "content" : "prompt";
         if (!req_str(body, field, &text, &n, e)) goto out;
