@@ -447,12 +447,10 @@ static void unfinished_ones(void **state) {
 static void after_a_larger_cap(void **state) {
     drig d;
     json_t *one, *more, *two, *v, *list;
-    char json[200];
     (void)state;
     open_rig(&d, plain, NULL);
-    one = good(&d, "{" STORE "\"max_tokens\":5,\"messages\":[" FIRST "]}");
-    snprintf(json, sizeof json, "{\"continue_response\":\"%s\",\"max_tokens\":50,\"response_name\":\"whole\"}", id(one));
-    more = good(&d, json);
+    one = good(&d, "{" STORE "\"response_name\":\"whole\",\"max_tokens\":5,\"messages\":[" FIRST "]}");
+    more = good(&d, "{\"continue_response\":\"whole\",\"max_tokens\":50,\"response_name\":\"whole\"}");
     assert_string_equal(str_at(more, "choices.0.message.content"), "Hanzi and Hanzi");
     delete_it(&d, id(one));
     for (int i = 0; i < 2; i++) {
