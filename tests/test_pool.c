@@ -22,6 +22,7 @@ typedef struct {
     unsigned n_seen;
     /* For the barrier test: plain memory, so that a race detector sees whether barriers publish it. */
     uint64_t cell[MEMBERS_MAX];
+    uint64_t sum;
     bool wrong;
     int rounds;
     /* For the cursor test. */
@@ -73,6 +74,35 @@ static void barriers_publish(void **state) {
         memset(c.cell, 0, sizeof c.cell);
         pool_run(c.p, ring, &c);
         assert_false(c.wrong);
+        pool_free(c.p);
+    }
+}
+
+/* What the last one to arrive does at a barrier, everybody sees, and it sees everybody's; it is done once. */
+static void add_up(void *ctx, unsigned member, unsigned n) {
+    crew *c = ctx;
+    (void)member;
+    for (unsigned m = 0; m < n; m++) c->sum += c->cell[m];
+}
+
+static void meet(void *ctx, unsigned member, unsigned n) {
+    crew *c = ctx;
+    for (int r = 0; r < c->rounds; r++) {
+        c->cell[member] = (uint64_t)r;
+        pool_barrier_then(c->p, member, add_up, c);
+        if (c->sum != (uint64_t)n * (uint64_t)r * ((uint64_t)r + 1) / 2) c->wrong = true;
+        pool_barrier(c->p, member);
+    }
+}
+
+static void the_last_one_works_alone(void **state) {
+    (void)state;
+    for (unsigned n = 1; n <= 4; n++) {
+        crew c = {.rounds = 500};
+        assert_int_equal(pool_new(&c.p, n, NULL), HD_OK);
+        pool_run(c.p, meet, &c);
+        assert_false(c.wrong);
+        assert_int_equal(c.sum, n * 500 * 499 / 2);
         pool_free(c.p);
     }
 }
@@ -201,6 +231,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_member_runs_once),
         cmocka_unit_test(barriers_publish),
+        cmocka_unit_test(the_last_one_works_alone),
         cmocka_unit_test(pieces_are_handed_out_once),
         cmocka_unit_test(sleepers_wake),
         cmocka_unit_test(idle_workers_sleep),

@@ -173,10 +173,12 @@ void pool_run(pool *p, pool_fn fn, void *ctx) {
     fp_leave(fp);
 }
 
-void pool_barrier(pool *p, unsigned member) {
-    if (p->n == 1) return;
+void pool_barrier_then(pool *p, unsigned member, pool_fn alone, void *ctx) {
     unsigned old = atomic_load_explicit(&p->phase.value, memory_order_relaxed); /* cannot move before we arrive */
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) + 1 == p->n) {
+    if (p->n == 1) {
+        if (alone) alone(ctx, member, 1);
+    } else if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) + 1 == p->n) {
+        if (alone) alone(ctx, member, p->n);
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed); /* published by phase */
         atomic_fetch_add(&p->phase.value, 1);
         wake(&p->phase);
@@ -184,6 +186,8 @@ void pool_barrier(pool *p, unsigned member) {
         wait_change(p, &p->phase, old, &p->members[member].spin_ns);
     }
 }
+
+void pool_barrier(pool *p, unsigned member) { pool_barrier_then(p, member, NULL, NULL); }
 
 unsigned pool_size(const pool *p) { return p->n; }
 

@@ -23,6 +23,9 @@ void pool_free(pool *p);
 unsigned pool_size(const pool *p);
 void pool_run(pool *p, pool_fn fn, void *ctx);
 void pool_barrier(pool *p, unsigned member); /* only inside fn, by every member */
+/* A barrier at which the last one to arrive runs alone(ctx, member, n) before anybody goes on, with what it passed itself:
+ * small work between two large pieces costs no second barrier, and nobody has to be woken for it.  NULL: nothing to run. */
+void pool_barrier_then(pool *p, unsigned member, pool_fn alone, void *ctx);
 
 /* Fault seam for tests: n further thread starts by this thread succeed, the ones after fail; -1 switches it off. */
 void pool_fail_start_after(long n);
