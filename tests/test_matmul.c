@@ -242,6 +242,13 @@ static void check_same(const kernels *k, tensor_type t, uint32_t n, uint32_t n_c
         mm_act_pack(k, p.kind, p.x, n_cols, n_cols, m, t0, t1, act);
     }
     assert_memory_equal(act, p.act, mm_act_blocks(p.kind, n_cols) * mm_act_record(p.kind) * m);
+    memset(act, 0x5A, act_bytes); /* and by columns */
+    for (uint32_t c0 = 0, c1; c0 < n_cols; c0 = c1) {
+        c1 = c0 + mm_act_unit(p.kind) * (1 + rnd() % 3);
+        if (c1 > n_cols) c1 = n_cols;
+        mm_act_pack_cols(k, p.kind, p.x, n_cols, n_cols, m, c0, c1, act);
+    }
+    assert_memory_equal(act, p.act, mm_act_blocks(p.kind, n_cols) * mm_act_record(p.kind) * m);
 
     y = hd_alloc(ldy * m * 4);
     for (size_t i = 0; i < ldy * m; i++) y[i] = 12345;

@@ -53,6 +53,11 @@ size_t mm_act_bytes(const kernels *k, act_kind kind, uint32_t n_cols, uint32_t m
  * a block of nothing larger. */
 void mm_act_pack(const kernels *k, act_kind kind, const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0,
                  uint32_t t1, void *dst);
+/* The same for columns [c0, c1) of all m tokens; c0 is a multiple of mm_act_unit, c1 too or n_cols.  Columns may be split
+ * over threads so. */
+void mm_act_pack_cols(const kernels *k, act_kind kind, const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t c0,
+                      uint32_t c1, void *dst);
+uint32_t mm_act_unit(act_kind kind); /* columns: 8, 64 or 256 */
 
 /* y[t * ldy + r] = sum_c W[r][c] * x[t][c] for r in [r0, r1) (r0 a multiple of 8; r1 too or n_rows), t in [0, m); act
  * holds exactly these m tokens.  For few tokens (up to 8 to 50, by type) the call reads 2 or 4 distant streams of weights,

@@ -53,6 +53,19 @@ void mm_act_pack(const kernels *k, act_kind kind, const float *x, size_t ldx, ui
     k->mm->act_pack[kind](x, ldx, n_cols, m, t0, t1, dst);
 }
 
+uint32_t mm_act_unit(act_kind kind) { return kind == ACT_F32 ? 8 : kind == ACT_I8_256 ? 256 : 64; }
+
+void mm_act_pack_cols(const kernels *k, act_kind kind, const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t c0,
+                      uint32_t c1, void *dst) {
+    uint32_t before = mm_act_blocks(kind, c0), step; /* in a panel, blocks are the outer index: a range of them is a panel too */
+    HD_ASSERT(c0 % mm_act_unit(kind) == 0 && (c1 % mm_act_unit(kind) == 0 || c1 == n_cols) && c1 <= n_cols);
+    for (uint32_t t = 0; t < m; t += MM_PANEL) {
+        size_t at = mm_act_at(kind, mm_act_blocks(kind, n_cols), m, t, &step);
+        at += (size_t)before * step * mm_act_record(kind);
+        k->mm->act_pack[kind](x + t * ldx + c0, ldx, c1 - c0, step, 0, step, (uint8_t *)dst + at);
+    }
+}
+
 void mm_mul(const kernels *k, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
             uint32_t r1, void *scratch) {
     HD_ASSERT(r0 % MM_ROWS == 0 && (r1 % MM_ROWS == 0 || r1 == w->n_rows) && r1 <= w->n_rows);
