@@ -1,8 +1,9 @@
 /* decoder_forward.c - one ragged step through a dense decoder.
  *
- * All members of the pool run the same program; a phase is an index range that they share out, then a barrier.  Every
- * weight is read once per step for all tokens of all segments.  Whoever computes a piece, its value is the same: pieces
- * are outputs, never parts of a sum (law 1).  Nothing here allocates; workspaces come from decoder_plan.
+ * All members of the pool run the same program; a phase is an index range that they share out, then a barrier.  What lies
+ * between two products and is too little to share (norms, quantising, for a few tokens) is done at the barrier by the last
+ * one to arrive.  Every weight is read once per step for all tokens of all segments.  Whoever computes a piece, its value is
+ * the same: pieces are outputs, never parts of a sum (law 1).  Nothing here allocates; workspaces come from decoder_plan.
  * Read: space_layout (what exists), run (the program), then the phases in the order run names them. */
 #include "model/decoder.h"
 #include "base/checked.h"
@@ -13,8 +14,9 @@
 #include <sys/mman.h>
 
 enum {
-    PACK_TOKENS = 4,    /* mm_act_pack may be split at multiples of this */
+    PACK_TOKENS = 4,    /* mm_act_pack may be split at multiples of this; so many and fewer are one member's work */
     FEW_TOKENS = 32,    /* about where weights stop being read as distant streams (mm_mul) */
+    PIECE_BYTES = 48 << 10, /* of weights, for few tokens the least that pays for a call's streams */
     ATTN_TILE = 16,     /* queries of one segment that share a pass over the keys */
     PHASES_PER_LAYER = 10,
     PHASES_OUTSIDE = 4
@@ -34,11 +36,12 @@ struct forward_space {
     uint32_t *logit_tok;                     /* logits row l belongs to token logit_tok[l] */
     uint32_t *logit_hidden;                  /* whose hidden state is row logit_hidden[l], or NO_HIDDEN */
     uint32_t *hidden_tok;                    /* hidden row h belongs to token hidden_tok[h] */
-    void *act[ACT_KINDS];
+    void *act[ACT_KINDS], *ff_act;           /* quantised: what width and heads go into; the feed-forward's middle */
     uint8_t *scratch;                        /* one slice a member */
     uint64_t scratch_bytes;
     attn_item *items;
     uint32_t n_items, max_items;
+    bool items_store;                        /* each item is all of one token's kv head, whose key it stores itself */
     pool_cursor *cursors;
     uint32_t n_cursors;
     /* this step */
@@ -58,11 +61,13 @@ static void *take(uint8_t *base, uint64_t *at, uint64_t bytes) {
 
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
+static act_kind down_kind(const decoder *d, uint32_t layer) { return mm_act_kind(d->base.k, d->layers[layer].down.type); }
+
 /* The one place that says what a step needs.  Returns the bytes of all of it. */
 static uint64_t space_layout(forward_space *s, const decoder *d, const step_limits *lim, uint8_t *base) {
     const decoder_config *c = &d->cfg;
     uint64_t t = lim->max_tokens, at = 0, qw = (uint64_t)c->n_head * c->head_dim, kw = (uint64_t)c->n_kv * c->head_dim;
-    uint64_t widest = max_u64(max_u64(c->width, qw), c->ff), act_tokens = max_u64(t, lim->max_logits);
+    uint64_t widest = max_u64(c->width, qw), ff_bytes = 0, act_tokens = max_u64(t, lim->max_logits);
     s->lim = *lim;
     s->n_members = d->base.info.n_threads; /* of the pool, which a model opened for its sizes has not got */
     s->tok_seg = take(base, &at, t * sizeof(uint32_t));
@@ -85,6 +90,9 @@ static uint64_t space_layout(forward_space *s, const decoder *d, const step_limi
     s->hidden_tok = take(base, &at, lim->max_hidden * sizeof(uint32_t));
     for (int kind = 0; kind < ACT_KINDS; kind++)
         s->act[kind] = take(base, &at, mm_act_bytes(d->base.k, (act_kind)kind, (uint32_t)widest, (uint32_t)act_tokens));
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        ff_bytes = max_u64(ff_bytes, mm_act_bytes(d->base.k, down_kind(d, i), c->ff, (uint32_t)t));
+    s->ff_act = take(base, &at, ff_bytes);
     s->scratch_bytes = (max_u64(mm_scratch_bytes(), attn_scratch_bytes(lim->ctx, c->n_head / c->n_kv)) + 63) & ~63ull;
     s->scratch = take(base, &at, s->scratch_bytes * s->n_members);
     s->max_items = (lim->max_tokens / ATTN_TILE + lim->max_segs + 1) * c->n_head;
@@ -143,85 +151,116 @@ typedef struct {
     forward_space *s;
     const decoder_layer *y; /* of the layer being run */
     uint32_t layer;
-    unsigned member;
+    unsigned member, n;
+    uint32_t m;     /* tokens that products see: of the step, at its end those with logits */
     uint32_t phase; /* index of the next cursor; equal in all members */
     uint64_t since; /* timed steps: when the phase began */
 } worker;
 
 typedef void (*phase_fn)(worker *w, size_t begin, size_t end);
 
-/* The end of every phase: wait for the others. */
-static void phase_end(worker *w, step_part part) {
+/* What comes between two phases: fn for n tokens. */
+typedef struct {
+    worker *w;
+    phase_fn fn;
+    size_t n;
+    uint64_t ns; /* timed steps: what it took, if it was ours */
+} between;
+
+static void run_between(void *ctx, unsigned member, unsigned n) {
+    between *b = ctx;
+    uint64_t begin = b->w->s->d->clock ? clock_ns() : 0;
+    (void)member, (void)n;
+    b->fn(b->w, 0, b->n);
+    if (b->w->s->d->clock) b->ns = clock_ns() - begin;
+}
+
+/* The barrier after a phase, and fn(0, n) at it; fn may be NULL. */
+static void meet(worker *w, step_part part, size_t n, phase_fn fn) {
     const decoder *d = w->s->d;
-    uint64_t done;
-    if (!d->clock) {
-        pool_barrier(d->base.pool, w->member);
-        return;
-    }
-    done = clock_ns();
-    pool_barrier(d->base.pool, w->member);
+    between b = {w, fn, n, 0};
+    uint64_t done = d->clock ? clock_ns() : 0;
+    pool_barrier_then(d->base.pool, w->member, fn ? run_between : NULL, &b);
+    if (!d->clock) return;
     clock_add(d->clock, w->member, part, done - w->since);
+    clock_add(d->clock, w->member, STEP_VECTORS, b.ns);
     w->since = clock_ns();
-    clock_add(d->clock, w->member, STEP_WAITING, w->since - done);
+    clock_add(d->clock, w->member, STEP_WAITING, w->since - done - b.ns);
 }
 
-static void phase(worker *w, size_t n, size_t grain, step_part part, phase_fn fn) {
+static void share_out(worker *w, size_t n, size_t grain, phase_fn fn) {
+    size_t b, e;
+    pool_cursor *c = &w->s->cursors[w->phase++];
+    c->n = n;
+    while (pool_next(c, grain, &b, &e)) fn(w, b, e);
+}
+
+/* The end of a phase: wait for the others, then let next run on n tokens (NULL: nothing), by one member where it is work
+ * for one. */
+static void phase_end(worker *w, step_part part, size_t n, phase_fn next) {
+    bool alone = n <= PACK_TOKENS;
+    meet(w, part, n, alone ? next : NULL);
+    if (!next || alone) return;
+    share_out(w, n, PACK_TOKENS, next);
+    meet(w, STEP_VECTORS, 0, NULL);
+}
+
+/* Rows of a product are handed out in grains of so many. */
+typedef struct {
+    uint32_t rows, min; /* rows of a grain; grains of the shortest piece */
+    bool falling;       /* pieces get shorter as the work runs out, else all are one grain */
+} grains;
+
+/* For few tokens long pieces let a member walk distant streams, and short ones at the end let all finish together. For many
+ * tokens a piece is long enough by itself. */
+static grains grains_for(const mm_weight *w, uint32_t m, uint32_t rows) {
+    uint64_t row_bytes = mm_packed_bytes(NULL, w->type, 8, w->n_cols) / 8;
+    if (m > FEW_TOKENS) return (grains){rows, 1, false};
+    return (grains){rows, (uint32_t)(PIECE_BYTES / (row_bytes * rows)) + 1, true};
+}
+
+/* Take grains [*b, *e) of n. */
+static bool take_grains(const worker *w, atomic_size_t *next, size_t n, const grains *g, size_t *b, size_t *e) {
+    size_t at = atomic_load_explicit(next, memory_order_relaxed), k;
+    do {
+        if (at >= n) return false;
+        k = g->falling ? (n - at) / (2 * (size_t)w->n) : 1;
+        if (k < g->min) k = g->min;
+        if (k > n - at) k = n - at;
+    } while (!atomic_compare_exchange_weak_explicit(next, &at, at + k, memory_order_relaxed, memory_order_relaxed));
+    *b = at;
+    *e = at + k;
+    return true;
+}
+
+/* Grains [b, e) of one product, as far as it has rows. */
+static void multiply_rows(const worker *w, const mm_weight *a, const void *act, float *out, uint32_t rows, size_t b, size_t e) {
     forward_space *s = w->s;
-    atomic_size_t *next = &s->cursors[w->phase++].next;
-    for (;;) {
-        size_t b = atomic_fetch_add_explicit(next, grain, memory_order_relaxed);
-        if (b >= n) break;
-        fn(w, b, n - b < grain ? n : b + grain);
-    }
-    phase_end(w, part);
+    uint64_t r0 = b * rows, r1 = e * rows < a->n_rows ? e * rows : a->n_rows;
+    mm_mul(s->d->base.k, a, act, w->m, out, a->n_rows, (uint32_t)r0, (uint32_t)r1, s->scratch + w->member * s->scratch_bytes);
 }
 
-/* Products of one activation with up to three matrices, as one range of row chunks. */
 typedef struct {
     const mm_weight *w;
     float *out;
-    const void *act;
-    uint32_t n_chunks;
 } product;
-typedef struct {
-    product p[3];
-    uint32_t n, m, chunk_rows, total;
-} products;
 
-static void products_init(products *ps, uint32_t m, unsigned members) {
-    uint64_t rows = 0;
-    ps->m = m;
-    for (uint32_t i = 0; i < ps->n; i++) rows += ps->p[i].w->n_rows;
-    /* Few tokens: long pieces let a member walk distant streams. Many: small pieces balance better. */
-    ps->chunk_rows = m <= FEW_TOKENS ? (uint32_t)((rows / (members * 4ull) + 31) & ~31ull) : 64;
-    if (ps->chunk_rows < 32) ps->chunk_rows = 32;
-    ps->total = 0;
-    for (uint32_t i = 0; i < ps->n; i++) {
-        ps->p[i].n_chunks = (ps->p[i].w->n_rows + ps->chunk_rows - 1) / ps->chunk_rows;
-        ps->total += ps->p[i].n_chunks;
-    }
-}
+static const void *act_for(const forward_space *s, const mm_weight *w) { return s->act[mm_act_kind(s->d->base.k, w->type)]; }
 
-static void multiply(worker *w, products *ps, step_part part) {
+/* Products of one activation with up to three matrices, as one range of rows. */
+static void multiply(worker *w, const product *p, uint32_t n) {
     forward_space *s = w->s;
     atomic_size_t *next = &s->cursors[w->phase++].next;
-    void *scratch = s->scratch + w->member * s->scratch_bytes;
-    products_init(ps, ps->m, s->n_members);
-    for (;;) {
-        size_t i = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
-        const product *p = ps->p;
-        uint32_t r0, r1;
-        if (i >= ps->total) break;
-        while (i >= p->n_chunks) i -= p->n_chunks, p++;
-        r0 = (uint32_t)i * ps->chunk_rows;
-        r1 = p->w->n_rows - r0 < ps->chunk_rows ? p->w->n_rows : r0 + ps->chunk_rows;
-        mm_mul(s->d->base.k, p->w, p->act, ps->m, p->out, p->w->n_rows, r0, r1, scratch);
-    }
-    phase_end(w, part);
-}
-
-static product product_of(forward_space *s, const mm_weight *w, float *out) {
-    return (product){w, out, s->act[mm_act_kind(s->d->base.k, w->type)], 0};
+    grains g = grains_for(p->w, w->m, w->m <= FEW_TOKENS ? 32 : 64);
+    size_t total = 0, count[3], b, e;
+    for (uint32_t i = 0; i < n; i++) total += count[i] = (p[i].w->n_rows + g.rows - 1) / g.rows;
+    while (take_grains(w, next, total, &g, &b, &e))
+        for (uint32_t i = 0; i < n && e; i++) { /* a piece may begin in one matrix and end in the next */
+            size_t end = e < count[i] ? e : count[i];
+            if (b < end) multiply_rows(w, p[i].w, act_for(s, p[i].w), p[i].out, g.rows, b, end);
+            b = b > count[i] ? b - count[i] : 0;
+            e -= end;
+        }
 }
 
 /* Quantise tokens [t0, t1) of x once in each form that the matrices want. */
@@ -328,6 +367,7 @@ static void attend(worker *w, size_t i0, size_t i1) {
     for (size_t i = i0; i < i1; i++) {
         const attn_item *it = &s->items[i];
         const segment *g = &s->st->segs[it->seg];
+        if (s->items_store) store_kv(w, it->q0 * c->n_kv + it->kv_head, it->q0 * c->n_kv + it->kv_head + 1);
         uint64_t t0 = (uint64_t)(it->q0) * qw + (uint64_t)it->head0 * c->head_dim;
         job.pages = (const void *const *)g->pages[d->layer_group[w->layer]];
         job.k_off = ((uint64_t)d->layer_in_group[w->layer] * c->n_kv + it->kv_head) * 2 * head_bytes;
@@ -361,19 +401,60 @@ static void ffn_in(worker *w, size_t t0, size_t t1) {
     pack_for(s, ws, 2, s->xn, c->width, s->st->n_tokens, (uint32_t)t0, (uint32_t)t1);
 }
 
-static void ffn_act(worker *w, size_t t0, size_t t1) {
+/* Rows [r0, r1) of gate become the activation of gate and up. */
+static void activate(const worker *w, uint32_t r0, uint32_t r1) {
     forward_space *s = w->s;
-    const decoder *d = s->d;
-    const decoder_config *c = &d->cfg;
-    const mm_weight *ws[] = {&w->y->down};
-    for (size_t t = t0; t < t1; t++) {
-        float *gate = s->gate + t * c->ff, *up = s->up + t * c->ff;
-        if (w->y->gate_bias) vec_add(d->base.k, gate, w->y->gate_bias, c->ff);
-        if (w->y->up_bias) vec_add(d->base.k, up, w->y->up_bias, c->ff);
-        if (c->gelu) vec_gelu_mul(d->base.k, gate, up, c->ff);
-        else vec_silu_mul(d->base.k, gate, up, c->ff);
+    const kernels *k = s->d->base.k;
+    uint64_t ff = s->d->cfg.ff;
+    for (uint32_t t = 0; t < w->m; t++) {
+        float *gate = s->gate + t * ff + r0, *up = s->up + t * ff + r0;
+        if (w->y->gate_bias) vec_add(k, gate, w->y->gate_bias + r0, r1 - r0);
+        if (w->y->up_bias) vec_add(k, up, w->y->up_bias + r0, r1 - r0);
+        if (s->d->cfg.gelu) vec_gelu_mul(k, gate, up, r1 - r0);
+        else vec_silu_mul(k, gate, up, r1 - r0);
     }
-    pack_for(s, ws, 1, s->gate, c->ff, s->st->n_tokens, (uint32_t)t0, (uint32_t)t1);
+}
+
+/* The first half of the feed-forward, equal rows of both matrices together.  Who makes a piece also activates it while it is
+ * in the cache and, with `pack`, quantises it: then a grain holds whole blocks. */
+static void gate_up(worker *w, bool pack) {
+    forward_space *s = w->s;
+    const decoder_layer *y = w->y;
+    act_kind kind = down_kind(s->d, w->layer);
+    uint32_t ff = s->d->cfg.ff, rows = w->m <= FEW_TOKENS ? 32 : 64;
+    atomic_size_t *next = &s->cursors[w->phase++].next;
+    size_t b, e;
+    if (pack && rows < mm_act_unit(kind)) rows = mm_act_unit(kind);
+    grains g = grains_for(&y->gate, w->m, rows);
+    while (take_grains(w, next, (ff + rows - 1) / rows, &g, &b, &e)) {
+        uint32_t r0 = (uint32_t)b * rows, r1 = e * rows < ff ? (uint32_t)e * rows : ff;
+        multiply_rows(w, &y->gate, act_for(s, &y->gate), s->gate, rows, b, e);
+        multiply_rows(w, &y->up, act_for(s, &y->up), s->up, rows, b, e);
+        activate(w, r0, r1);
+        if (pack) mm_act_pack_cols(s->d->base.k, kind, s->gate, ff, ff, w->m, r0, r1, s->ff_act);
+    }
+}
+
+/* Blocks of 256 rows are few: with many members they would not balance. */
+static bool packs_pieces(const worker *w) {
+    uint32_t unit = mm_act_unit(down_kind(w->s->d, w->layer));
+    return unit <= 64 || w->s->d->cfg.ff / unit >= 4 * w->n;
+}
+
+static void ffn_pack(worker *w, size_t t0, size_t t1) {
+    forward_space *s = w->s;
+    uint32_t ff = s->d->cfg.ff;
+    mm_act_pack(s->d->base.k, down_kind(s->d, w->layer), s->gate, ff, ff, w->m, (uint32_t)t0, (uint32_t)t1, s->ff_act);
+}
+
+static void down(worker *w) {
+    forward_space *s = w->s;
+    const mm_weight *a = &w->y->down;
+    atomic_size_t *next = &s->cursors[w->phase++].next;
+    grains g = grains_for(a, w->m, w->m <= FEW_TOKENS ? 32 : 64);
+    size_t b, e;
+    while (take_grains(w, next, (a->n_rows + g.rows - 1) / g.rows, &g, &b, &e))
+        multiply_rows(w, a, s->ff_act, s->y, g.rows, b, e);
 }
 
 /* The last residual sum and the final norm of token t into out. */
@@ -413,39 +494,54 @@ static void head_cap(worker *w, size_t l0, size_t l1) {
     for (size_t l = l0; l < l1; l++) vec_softcap(s->d->base.k, s->logits + l * v, s->d->cfg.final_softcap, v);
 }
 
+static void store_tokens(worker *w, size_t t0, size_t t1) {
+    store_kv(w, t0 * w->s->d->cfg.n_kv, t1 * w->s->d->cfg.n_kv);
+}
+
+static void layer(worker *w, uint32_t i) {
+    forward_space *s = w->s;
+    const decoder_layer *y = w->y = &s->d->layers[i];
+    uint32_t t = s->st->n_tokens;
+    w->layer = i;
+    multiply(w, (product[]){{&y->q, s->q}, {&y->k, s->k}, {&y->v, s->v}}, 3);
+    phase_end(w, STEP_MATRICES, t, s->items_store ? NULL : store_tokens);
+    share_out(w, s->n_items, 1, attend);
+    phase_end(w, STEP_ATTENTION, t, attn_out);
+    multiply(w, (product[]){{&y->o, s->y}}, 1);
+    phase_end(w, STEP_MATRICES, t, ffn_in);
+    bool pack = packs_pieces(w);
+    gate_up(w, pack);
+    phase_end(w, STEP_MATRICES, t, pack ? NULL : ffn_pack);
+    down(w);
+}
+
 static void run(void *ctx, unsigned member, unsigned n) {
     forward_space *s = ctx;
     const decoder *d = s->d;
     const decoder_config *c = &d->cfg;
-    worker w = {s, NULL, 0, member, 0, d->clock ? clock_ns() : 0};
     uint32_t t = s->st->n_tokens;
-    products ps;
-    (void)n;
-    phase(&w, t, 1, STEP_VECTORS, embed);
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const decoder_layer *y = w.y = &d->layers[i];
-        w.layer = i;
-        phase(&w, t, PACK_TOKENS, STEP_VECTORS, attn_in);
-        ps = (products){{product_of(s, &y->q, s->q), product_of(s, &y->k, s->k), product_of(s, &y->v, s->v)}, 3, t, 0, 0};
-        multiply(&w, &ps, STEP_MATRICES);
-        phase(&w, (size_t)t * c->n_kv, 1, STEP_VECTORS, store_kv);
-        phase(&w, s->n_items, 1, STEP_ATTENTION, attend);
-        phase(&w, t, PACK_TOKENS, STEP_VECTORS, attn_out);
-        ps = (products){{product_of(s, &y->o, s->y)}, 1, t, 0, 0};
-        multiply(&w, &ps, STEP_MATRICES);
-        phase(&w, t, PACK_TOKENS, STEP_VECTORS, ffn_in);
-        ps = (products){{product_of(s, &y->gate, s->gate), product_of(s, &y->up, s->up)}, 2, t, 0, 0};
-        multiply(&w, &ps, STEP_MATRICES);
-        phase(&w, t, PACK_TOKENS, STEP_VECTORS, ffn_act);
-        ps = (products){{product_of(s, &y->down, s->y)}, 1, t, 0, 0};
-        multiply(&w, &ps, STEP_MATRICES);
+    worker w = {.s = s, .y = d->layers, .member = member, .n = n, .m = t, .since = d->clock ? clock_ns() : 0};
+    share_out(&w, t, 1, embed);
+    phase_end(&w, STEP_VECTORS, t, attn_in);
+    for (uint32_t i = 0; i + 1 < c->n_layers; i++) {
+        layer(&w, i);
+        w.layer = i + 1;
+        w.y = &d->layers[i + 1];
+        phase_end(&w, STEP_MATRICES, t, attn_in);
     }
-    if (s->n_hidden) phase(&w, s->n_hidden, 1, STEP_VECTORS, hidden_out);
+    layer(&w, c->n_layers - 1);
+    if (s->n_hidden) {
+        phase_end(&w, STEP_MATRICES, 0, NULL);
+        share_out(&w, s->n_hidden, 1, hidden_out);
+    }
+    phase_end(&w, s->n_hidden ? STEP_VECTORS : STEP_MATRICES, s->n_logits, s->n_logits ? head_in : NULL);
     if (!s->n_logits) return;
-    phase(&w, s->n_logits, PACK_TOKENS, STEP_VECTORS, head_in);
-    ps = (products){{product_of(s, &d->head, s->logits)}, 1, s->n_logits, 0, 0};
-    multiply(&w, &ps, STEP_HEAD);
-    if (c->final_softcap > 0) phase(&w, s->n_logits, 1, STEP_VECTORS, head_cap);
+    w.m = s->n_logits;
+    multiply(&w, (product[]){{&d->head, s->logits}}, 1);
+    phase_end(&w, STEP_HEAD, 0, NULL);
+    if (c->final_softcap <= 0) return;
+    share_out(&w, s->n_logits, 1, head_cap);
+    phase_end(&w, STEP_VECTORS, 0, NULL);
 }
 
 /* Tiles of queries per kv head; where there are too few of them for the members, the heads of a group go apart. */
@@ -457,8 +553,10 @@ static void plan_attention(forward_space *s) {
     if (s->n_members == 1) split = 1;
     if (split > group) split = group;
     s->n_items = 0;
+    s->items_store = split == 1;
     for (uint32_t i = 0; i < s->st->n_segs; i++) {
         const segment *g = &s->st->segs[i];
+        if (g->n > 1) s->items_store = false; /* its queries see each other's keys */
         for (uint32_t q0 = 0; q0 < g->n; q0 += ATTN_TILE)
             for (uint32_t h = 0; h < c->n_kv; h++)
                 for (uint32_t p = 0; p < split; p++) {
