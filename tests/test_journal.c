@@ -691,6 +691,52 @@ static void test_lock(void **state) {
     end(begin(NULL)); /* its lock went with it */
 }
 
+/* What is written to a file that was moved or removed would be lost: nothing is accepted until it is back. */
+static void test_moved_while_used(void **state) {
+    static const char *const names[] = {"requests.db", "requests.db-wal", "requests.lock"};
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        losses lost = {0};
+        journal_config c = {.lost = on_lost, .ctx = &lost};
+        journal *j = begin(&c);
+        char from[300], to[310], id[8];
+        uint64_t before;
+        journal_request r = request("no", NULL, 1);
+        journal_accepted a;
+        hd_err err = {0};
+        snprintf(id, sizeof id, "a%d", (int)i);
+        before = accept_one(j, id);
+        snprintf(from, sizeof from, "%s/%s", dir, names[i]);
+        snprintf(to, sizeof to, "%s.away", from);
+        assert_int_equal(rename(from, to), 0);
+        assert_int_equal(journal_accept(j, &r, &a, &err), HD_IO);
+        assert_non_null(strstr(err.msg, names[i]));
+        assert_int_equal(append(j, before, 0, 0, 3, NULL), HD_OK);
+        assert_int_equal(journal_flush(j, NULL), HD_IO);
+        assert_int_equal(atomic_load(&lost.why), JOURNAL_LOST_WRITE);
+        if (i == 0) { /* another file of that name is not it */
+            FILE *f = fopen(from, "w");
+            assert_non_null(f);
+            fclose(f);
+            assert_int_equal(journal_accept(j, &r, &a, &err), HD_IO);
+        }
+        assert_int_equal(rename(to, from), 0);
+        snprintf(id, sizeof id, "b%d", (int)i);
+        assert_int_equal(append(j, accept_one(j, id), 0, 0, 3, NULL), HD_OK);
+        flush(j);
+        end(j);
+    }
+    {
+        journal *j = begin(NULL);
+        for (int i = 0; i < 6; i++) {
+            char id[8];
+            snprintf(id, sizeof id, "%c%d", i % 2 ? 'a' : 'b', i / 2);
+            journal_entry_free(find(j, id));
+        }
+        end(j);
+    }
+}
+
 static void test_newer_schema(void **state) {
     journal *j = begin(NULL);
     hd_err err = {0};
@@ -997,7 +1043,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, drop_dir)
         T(test_life), T(test_resume), T(test_bounds), T(test_retention_and_quota), T(test_quota_bytes), T(test_queue_full),
-        T(test_close_timeout), T(test_crowd), T(test_group_commit), T(test_lock), T(test_newer_schema), T(test_moved_aside),
+        T(test_close_timeout), T(test_crowd), T(test_group_commit), T(test_lock), T(test_moved_while_used), T(test_newer_schema), T(test_moved_aside),
         T(test_checksums), T(test_failing_disk), T(test_recovers), T(test_no_memory), T(test_sqlite_no_memory),
     };
     sqlite3_mem_methods mine;

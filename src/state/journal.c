@@ -477,6 +477,7 @@ hd_status journal_open(journal **out, const char *dir, const journal_config *cfg
     j->conds_made = true;
     if ((st = lock_dir(j, dir, err)) || (st = db_open(&j->db, dir, j->cfg.vfs, j->cfg.max_bytes, err)) || (st = load(j, err)))
         goto fail;
+    if (!j->cfg.vfs) db_note_place(&j->db, dir);
     j->cfg.vfs = NULL; /* the caller's text */
     if (pthread_create(&j->thread, NULL, journal_writer, j)) goto no_thread;
     *out = j;

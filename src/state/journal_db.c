@@ -308,6 +308,34 @@ void db_close(db *d) {
     d->r_mu_made = false;
 }
 
+static const char *const db_files[DB_FILES] = {".db", ".db-wal", ".lock"};
+
+static bool look(const db_place *p, int i, struct stat *sb) {
+    char path[sizeof p->base + 16];
+    snprintf(path, sizeof path, "%s%s", p->base, db_files[i]);
+    return stat(path, sb) == 0;
+}
+
+void db_note_place(db *d, const char *dir) {
+    db_place *p = &d->place;
+    struct stat sb;
+    snprintf(p->base, sizeof p->base, "%s/requests", dir);
+    for (int i = 0; i < DB_FILES; i++) {
+        if (!look(p, i, &sb)) p->base[0] = 0; /* a file system of another kind */
+        else p->dev[i] = sb.st_dev, p->ino[i] = sb.st_ino;
+    }
+}
+
+hd_status db_in_place(const db *d, hd_err *err) {
+    const db_place *p = &d->place;
+    struct stat sb;
+    for (int i = 0; i < DB_FILES && p->base[0]; i++)
+        if (!look(p, i, &sb) || sb.st_dev != p->dev[i] || sb.st_ino != p->ino[i])
+            return hd_fail(err, HD_IO, "request log: requests%s in the state directory was moved or removed while it is in use; a restart begins a new log",
+                           db_files[i]);
+    return HD_OK;
+}
+
 /* ---- statements ---- */
 
 void db_bind(sqlite3_stmt *s, int i, const void *p, size_t n) {

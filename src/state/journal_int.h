@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <sqlite3.h>
+#include <sys/types.h>
 
 enum {
     DB_SCHEMA = 2, /* 1 had no conversations and names; it is brought up when it is opened */
@@ -81,6 +82,14 @@ typedef enum {
     N_DB_STMTS
 } db_stmt;
 
+/* Where the files were when they were opened: what is written to a file without a name is lost. */
+enum { DB_FILES = 3 };
+typedef struct {
+    char base[4100]; /* "" : not looked at */
+    dev_t dev[DB_FILES];
+    ino_t ino[DB_FILES];
+} db_place;
+
 typedef struct {
     sqlite3 *w, *r;
     pthread_mutex_t r_mu; /* guards r and the reading statements */
@@ -90,11 +99,15 @@ typedef struct {
     uint64_t n_requests, n_before, n_marked; /* now; when the transaction, the mark began */
     uint64_t keep_turn;                      /* this request's turn is about to be gone on from: it stays when the request goes */
     bool moved_aside;
+    db_place place;
 } db;
 
 /* dir exists and is locked by us.  On failure the db is closed. */
 hd_status db_open(db *d, const char *dir, const char *vfs, uint64_t max_bytes, hd_err *err);
 void db_close(db *d); /* accepts a half-open one */
+/* Note where the files are, and look whether they are still there: HD_IO when one was moved or removed. */
+void db_note_place(db *d, const char *dir);
+hd_status db_in_place(const db *d, hd_err *err);
 
 /* Writing.  Any failure inside a transaction means: db_rollback, nothing of it happened. */
 hd_status db_begin(db *d, hd_err *err);

@@ -350,7 +350,7 @@ static hd_status write_batch(journal *j, job *jobs, bool owed, hd_err *err) {
         if (l && h.kind != RECORD_EVENT) l->end_in_batch = true;
         need += DB_EVENT_OVERHEAD + (h.n_text + h.n_extra > DB_PAGE / 8 ? DB_PAGE : 0);
     }
-    if ((st = db_begin(&j->db, err))) goto failed;
+    if ((st = db_in_place(&j->db, err)) || (st = db_begin(&j->db, err))) goto failed;
     if (j->writing.n && (st = make_room(j, need, j->cfg.max_bytes, err))) {
         if (st != HD_NOTFOUND) goto failed;
         lose_events(j);
@@ -440,9 +440,33 @@ static bool take(journal *j, job **jobs, bool *owed) {
     return true;
 }
 
+enum { SAY_AGAIN_US = 60 * 1000000 };
+
+/* A disk that stays full shall not fill another one with what is said about it. */
+typedef struct {
+    uint64_t n; /* failures since the last success */
+    uint64_t t_said_us;
+    hd_status said;
+} failing;
+
+static void say(failing *f, hd_status st, const hd_err *err) {
+    uint64_t now = hd_now_us(&hd_clock_real);
+    if (!st) {
+        if (f->n) hd_log(HD_LOG_WARN, "request log: it can be written again; %llu commits had failed", (unsigned long long)f->n);
+        memset(f, 0, sizeof *f);
+        return;
+    }
+    f->n++;
+    if (f->n > 1 && st == f->said && now - f->t_said_us < SAY_AGAIN_US) return;
+    hd_log(HD_LOG_WARN, "%s (said again once a minute while it lasts; %llu failed so far)", err->msg, (unsigned long long)f->n);
+    f->said = st;
+    f->t_said_us = now;
+}
+
 void *journal_writer(void *arg) {
     journal *j = arg;
     hd_status last = HD_OK;
+    failing f = {0};
     bool owed, abandoned;
     job *jobs;
     while (take(j, &jobs, &owed)) {
@@ -450,10 +474,8 @@ void *journal_writer(void *arg) {
         if (j->writing.n || jobs || owed) {
             hd_status st = write_batch(j, jobs, owed, &err);
             if (j->writing.n || owed) last = st;
-            if (st) {
-                batch_failed(j, st);
-                hd_log(HD_LOG_WARN, "%s", err.msg);
-            }
+            say(&f, st, &err);
+            if (st) batch_failed(j, st);
             tell_losses(j);
             if (!st) batch_committed(j);
             settle(j, jobs, st, &err);
