@@ -23,7 +23,7 @@ static size_t feed(httpreq *r, const char *s, size_t n, size_t step) {
 }
 
 static const char post[] = "POST /v1/x%20y?beta=true HTTP/1.1\r\nHost: a\r\nX-Request-Id: r1\r\nauthorization: Bearer k\r\n"
-                           "Empty:\r\nContent-Length: 5\r\n\r\nhelloGET /next HTTP/1.1\r\n\r\n";
+                           "Idempotency-Key: a b \t \r\nOrigin:\r\nEmpty:\r\nContent-Length: 5\r\n\r\nhelloGET /next HTTP/1.1\r\n\r\n";
 
 static void every_split_reads_the_same(void **state) {
     (void)state;
@@ -38,7 +38,10 @@ static void every_split_reads_the_same(void **state) {
         assert_true(r.keep_alive);
         assert_string_equal(httpreq_get(&r, HTTPREQ_REQUEST_ID), "r1");
         assert_string_equal(httpreq_get(&r, HTTPREQ_AUTHORIZATION), "Bearer k");
+        assert_string_equal(httpreq_get(&r, HTTPREQ_IDEMPOTENCY_KEY), "a b"); /* white space behind is no part of it */
         assert_string_equal(httpreq_get(&r, HTTPREQ_ORIGIN), "");
+        assert_true(httpreq_has(&r, HTTPREQ_ORIGIN)); /* there, and empty */
+        assert_false(httpreq_has(&r, HTTPREQ_EXPECT));
         assert_int_equal(r.body.len, 5);
         assert_string_equal(r.body.data, "hello");
         assert_true(httpreq_path(&r, &path));
@@ -46,6 +49,7 @@ static void every_split_reads_the_same(void **state) {
         httpreq_reset(&r);
         assert_int_equal(feed(&r, "GET /next HTTP/1.1\r\n\r\n", 22, step), 22);
         assert_int_equal(r.state, HTTPREQ_DONE);
+        assert_false(httpreq_has(&r, HTTPREQ_ORIGIN)); /* of the one before */
         buf_deinit(&path);
         httpreq_deinit(&r);
     }
@@ -115,6 +119,7 @@ static void limits(void **state) {
     httpreq_init(&r, 65536, 4);
     feed(&r, "GET / HTTP/1.1\r\nOrigin: ", 24, 24), feed(&r, big, 9000, 500);
     assert_int_equal(r.status, 431);
+    assert_non_null(strstr(r.why, "origin"));
     httpreq_deinit(&r);
     httpreq_init(&r, 65536, 4);
     feed(&r, "GET / HTTP/1.1\r\nOther: ", 23, 23), feed(&r, big, 60000, 500), feed(&r, "\r\n\r\n", 4, 4);

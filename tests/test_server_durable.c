@@ -38,6 +38,15 @@ static void replays(void **state) {
         rest = ask_good(&d, CHAT, "k", last, "{\"stream_options\":{\"include_usage\":true},\"stream\":true," MSG("hello") "}");
         assert_string_equal(rest, behind(stream, n));
         hd_free(rest);
+        { /* as a browser's EventSource comes back, with the URL it began with */
+            char by_id[200], *without = ask_good(&d, (snprintf(by_id, sizeof by_id, "%s?stream=true", path), by_id), NULL, last, NULL);
+            check_numbers(without, n + 1);
+            hd_free(without);
+            snprintf(by_id, sizeof by_id, "%s?stream=true&starting_after=0", path);
+            without = ask_good(&d, by_id, NULL, last, NULL);
+            check_numbers(without, n + 1);
+            hd_free(without);
+        }
     }
     assert_null(strstr(stream, "id: 5\n"));
     hd_free(once);
@@ -98,11 +107,34 @@ static void bad_headers(void **state) {
     memset(key, 'k', sizeof key);
     key[256] = 0;
     assert_string_equal(ask_bad(&d, "POST", CHAT, key, HI, 400), "invalid_value");
+    for (int blank = 0; blank < 2; blank++) { /* asked for, and not said: not a request without one */
+        body = ask(&d, "POST", CHAT, NULL, blank ? "Idempotency-Key:  \t\r\n" : "Idempotency-Key:\r\n", HI, &status);
+        assert_int_equal(status, 400);
+        assert_non_null(strstr(body, "\"param\":\"Idempotency-Key\""));
+        hd_free(body);
+    }
     key[255] = 0;
     hd_free(ask_good(&d, CHAT, key, NULL, HI));
-    body = ask(&d, "POST", CHAT, "k", "Last-Event-ID: x1\r\n", HI, &status);
-    assert_int_equal(status, 400);
+    for (int get = 0; get < 2; get++) {
+        body = ask(&d, get ? "GET" : "POST", get ? CHAT "/chatcmpl-none" : CHAT, get ? NULL : "k", "Last-Event-ID: x1\r\n", get ? NULL : HI, &status);
+        assert_int_equal(status, 400);
+        assert_non_null(strstr(body, "\"param\":\"Last-Event-ID\""));
+        hd_free(body);
+    }
+    hd_free(ask_good(&d, CHAT, "sp", NULL, HI)); /* the same key, with and without white space behind it */
+    body = ask(&d, "POST", CHAT, "sp ", NULL, "{" MSG("other") "}", &status);
+    assert_int_equal(status, 409);
     hd_free(body);
+    memset(key, 'x', 200);
+    key[200] = 0;
+    {
+        char path[400];
+        snprintf(path, sizeof path, CHAT "/%s", key); /* what was asked for is named */
+        body = ask(&d, "GET", path, NULL, NULL, NULL, &status);
+        assert_int_equal(status, 404);
+        assert_non_null(strstr(body, "'xxx"));
+        hd_free(body);
+    }
     assert_string_equal(ask_bad(&d, "GET", CHAT "/chatcmpl-none", NULL, NULL, 404), "not_found");
     assert_string_equal(ask_bad(&d, "GET", CHAT "/chatcmpl-none?starting_after=x", NULL, NULL, 400), "invalid_value");
     assert_string_equal(ask_bad(&d, "DELETE", CHAT "/chatcmpl-none", NULL, NULL, 404), "not_found");

@@ -105,8 +105,10 @@ static void only_the_rest(void **state) {
     whole = ask_good(&d, CHAT, "b", NULL, body);
     snprintf(body, sizeof body, "{\"continue_response\":\"%s\",\"max_completion_tokens\":25,\"stream\":true}", id);
     snprintf(last, sizeof last, "Last-Event-ID: %ld\r\n", n - 1); /* the old one's last text; n has its finish */
-    rest = ask_good(&d, CHAT, "c", last, body);
     whole = memmove(whole, behind(whole, n - 1), strlen(behind(whole, n - 1)) + 1);
+    rest = ask_good(&d, CHAT, NULL, last, body); /* without a key too */
+    same(hd_strdup(whole), rest);
+    rest = ask_good(&d, CHAT, "c", last, body);
     same(whole, rest);
     hd_free(old);
     drig_close(&d);

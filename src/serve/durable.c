@@ -69,7 +69,7 @@ static void serve_job(durable *d, log_job *j) {
         /* Those that left the tail may be on their way to the disk still. */
         journal_flush(d->log, NULL);
         j->status = journal_read_events(d->log, j->order, j->choice, j->from, take, j, NULL);
-        if (!j->events.len) find(d, j);
+        if (!j->events.len && !j->status) find(d, j);
     } else {
         j->status = journal_flush(d->log, NULL);
         if (j->kind == LOG_FIND) find(d, j);

@@ -21,7 +21,7 @@ journal *durable_log(durable *d);
 const uint8_t *durable_space(const durable *d, size_t key);
 
 /* ---- loop, before the planners ---- */
-/* Idempotency-Key and Last-Event-ID of a request that may be durable. */
+/* Idempotency-Key and Last-Event-ID of a request that may be durable, or of a GET of a stored response. */
 bool durable_headers(gen *g, const httpreq *r, serve_error *e);
 
 /* ---- planner threads ---- */

@@ -30,13 +30,13 @@ static bool number(const char *s, uint64_t *v) {
 
 bool durable_headers(gen *g, const httpreq *r, serve_error *e) {
     const char *key = httpreq_get(r, HTTPREQ_IDEMPOTENCY_KEY), *last = httpreq_get(r, HTTPREQ_LAST_EVENT_ID);
-    if (!g->srv->dur || !g->d->durable || !*key) { /* without a log only a warning tells of it */
-        g->has_key = g->d->durable && *key;
-        return true;
+    if (!g->d->durable || (g->kind != GEN_POST && g->kind != GEN_GET)) return true;
+    if (g->kind == GEN_POST && httpreq_has(r, HTTPREQ_IDEMPOTENCY_KEY)) {
+        if (!*key || strlen(key) > JOURNAL_KEY_BYTES)
+            return bad_field(e, "Idempotency-Key", "an Idempotency-Key has 1 to %d bytes", JOURNAL_KEY_BYTES);
+        g->has_key = true;
     }
-    g->has_key = true;
-    if (strlen(key) > JOURNAL_KEY_BYTES)
-        return bad_field(e, "Idempotency-Key", "an Idempotency-Key has at most %d bytes", JOURNAL_KEY_BYTES);
+    if (!g->srv->dur) return true; /* a warning tells of it */
     if (*last && !(g->has_from = number(last, &g->from)))
         return bad_field(e, "Last-Event-ID", "Last-Event-ID must be the number of an event");
     if (!buf_str(&g->idem_key, key)) return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
@@ -151,6 +151,7 @@ bool durable_plan(gen *g, const json_t *body, serve_error *e) {
     server *s = g->srv;
     bool keep = false, background = false, goes_on = g->d->durable && go_on_asked(body);
     if (!g->d->durable) return true;
+    g->has_from &= g->has_key || goes_on; /* events of anything else are new */
     if (!req_bool(body, "store", &keep, e) || !req_bool(body, "background", &background, e)) return false;
     if (!g->has_key && !keep && !background && !goes_on) return true;
     if (!s->dur) {

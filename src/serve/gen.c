@@ -208,8 +208,8 @@ void gen_start_stored(conn *c, const dialect *d, gen_kind kind, const char *id) 
     gen *g = make(c, d, kind);
     serve_error e = {0};
     if (!g) return;
-    snprintf(g->want_id, sizeof g->want_id, "%s", strlen(id) < sizeof g->want_id ? id : "");
-    if ((kind == GEN_GET || kind == GEN_NAMES) && !stored_query(g, &c->req, &e)) {
+    snprintf(g->want_id, sizeof g->want_id, "%s", id); /* cut, it is still longer than an id or a name can be */
+    if ((kind == GEN_GET || kind == GEN_NAMES) && !(stored_query(g, &c->req, &e) && durable_headers(g, &c->req, &e))) {
         link_gen(g);
         g->srv->n_planning++;
         gen_release(g);

@@ -39,7 +39,7 @@ static bool may_go_on(const gen *g, const journal_entry *e, serve_error *why) {
     if (e->state == JOURNAL_RUNNING)
         return serve_fail(why, 409, "still_running", FIELD, "the response '%.100s' is still being made", e->request.id);
     if (e->state != JOURNAL_FINISHED)
-        return serve_fail(why, 409, "not_finished", FIELD, "the response '%.100s' was %s", e->request.id, journal_state_name(e->state));
+        return serve_fail(why, 409, "not_finished", FIELD, "the response '%.100s' %s", e->request.id, e->state == JOURNAL_CANCELLED ? "was cancelled" : "failed");
     if (e->lost) return serve_fail(why, 410, "events_lost", FIELD, "the response '%.100s' lost durability: its tokens are gone", e->request.id);
     if (memcmp(e->request.identity, g->srv->dur->identity, JOURNAL_DIGEST) != 0)
         return serve_fail(why, 410, "identity_changed", FIELD,

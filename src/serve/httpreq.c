@@ -5,6 +5,7 @@
 #include "serve/httpreq.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 
 static const char *const kept_names[HTTPREQ_N_HEADERS] = {
@@ -48,18 +49,27 @@ static int on_value(http_parser *p, const char *at, size_t n) {
         for (int i = 0; i < HTTPREQ_N_HEADERS; i++)
             if (r->n_name == strlen(kept_names[i]) && !memcmp(r->name, kept_names[i], r->n_name)) r->current = i;
         /* A repeated header: the first one counts, as the later may come from someone else on the way. */
-        if (r->current >= 0 && r->header[r->current].data) r->current = -1;
+        if (r->current >= 0 && r->sent[r->current]) r->current = -1;
+        if (r->current >= 0) r->sent[r->current] = true;
     }
     /* http_parser leaves the first byte of a value unchecked. */
     for (size_t i = 0; i < n; i++)
         if (((unsigned char)at[i] < 32 && at[i] != '\t') || at[i] == 127) return bad(r, 400, "invalid character in header");
     if (r->current < 0) return 0;
     if (buf_add(&r->header[r->current], at, n)) return 0;
-    return r->header[r->current].failed == HD_FULL ? bad(r, 431, "a header is too long") : bad(r, 503, "out of memory");
+    if (r->header[r->current].failed != HD_FULL) return bad(r, 503, "out of memory");
+    snprintf(r->too_long, sizeof r->too_long, "the header %s is too long", kept_names[r->current]);
+    return bad(r, 431, r->too_long);
+}
+
+/* White space behind a value is no part of it (RFC 9110, 5.5); http_parser drops only what is in front. */
+static void trim(hd_buf *b) {
+    while (b->len && (b->data[b->len - 1] == ' ' || b->data[b->len - 1] == '\t')) b->data[--b->len] = 0;
 }
 
 static int on_headers_complete(http_parser *p) {
     httpreq *r = p->data;
+    for (int i = 0; i < HTTPREQ_N_HEADERS; i++) trim(&r->header[i]);
     if (p->http_major != 1) return bad(r, 505, "only HTTP/1.0 and HTTP/1.1 are spoken here");
     r->method = p->method;
     r->minor = p->http_minor;

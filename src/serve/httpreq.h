@@ -48,6 +48,7 @@ typedef struct {
     size_t head_bytes;           /* of this request so far */
     hd_buf target;               /* as sent */
     hd_buf header[HTTPREQ_N_HEADERS];
+    bool sent[HTTPREQ_N_HEADERS]; /* it was there, if only with an empty value */
     char name[40];               /* header name being read, lower case */
     size_t n_name;
     bool in_value;
@@ -57,6 +58,7 @@ typedef struct {
     bool discard_body;           /* set by the caller at HEAD_DONE: the body is read and dropped */
     int status;                  /* BAD */
     const char *why;
+    char too_long[80];           /* why, when a header is */
     /* valid from HEAD_DONE on */
     unsigned method;             /* enum http_method */
     int minor;                   /* HTTP/1.minor */
@@ -74,8 +76,9 @@ size_t httpreq_feed(httpreq *r, const char *data, size_t n);
 
 /* True once any byte of this request was seen. */
 static inline bool httpreq_begun(const httpreq *r) { return r->head_bytes > 0; }
-/* Value of a kept header, "" if absent. */
+/* Value of a kept header without white space at its ends, "" if absent. */
 static inline const char *httpreq_get(const httpreq *r, httpreq_header h) { return buf_cstr(&r->header[h]); }
+static inline bool httpreq_has(const httpreq *r, httpreq_header h) { return r->sent[h]; }
 /* The path of the target, percent-decoded, without query; false: not a path we can read (a NUL, a bad escape). */
 bool httpreq_path(const httpreq *r, hd_buf *out);
 

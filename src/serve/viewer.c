@@ -21,6 +21,16 @@ static bool events_lost(serve_error *e) {
     return serve_fail(e, 410, "events_lost", NULL, "the request lost durability, and its first events are gone");
 }
 
+/* What the log answered where events or an end must be. */
+static bool cannot_read(serve_error *e, hd_status st) {
+    switch (st) {
+    case HD_OK: return events_lost(e);
+    case HD_NOTFOUND: return serve_fail(e, 410, "events_lost", NULL, "the stored response is gone: it was deleted, or its time was over");
+    case HD_FAILED: return serve_fail(e, 410, "events_lost", NULL, "the stored response is damaged");
+    default: return serve_fail(e, 503, "log_failed", NULL, "the request log cannot be read");
+    }
+}
+
 /* Chunks that were read to their end, of choices that have ended perhaps. */
 static void drop_chunks(gen *g) {
     for (uint32_t i = 0; i < g->n_choices; i++) {
@@ -201,7 +211,7 @@ void viewer_answer(gen *g, log_job *j) {
         g->view.has_end = j->has_end;
         at_end(g, &e);
     } else {
-        events_lost(&e);
+        cannot_read(&e, j->status);
     }
     gen_fail(g, &e);
 }
