@@ -103,6 +103,11 @@ typedef struct heddle_model_options {
     /* Called on the opening thread with what is being done and how much of it is, 0 to 1; may be NULL. */
     void (*progress)(void *ctx, const char *what, double share);
     void *progress_ctx;
+    /* A directory (made if its parent is there) where packed weights are kept: the next open of the same file maps them
+     * instead of packing.  NULL: none.  What is wrong there never shows but in time.  heddle_model_close waits until a file
+     * that is being written is whole. */
+    const char *pack_dir;
+    uint64_t pack_cap_bytes; /* of all files there; 0: 16 GiB */
 } heddle_model_options;
 
 /* Open `name`: a GGUF file (any part of a split one), or "script:FILE", a scripted model for tests.  Reads, checks and

@@ -304,6 +304,8 @@ static void tables(void **state) {
     assert_in_range(one, 64 << 20, 128 << 20);
     j = fit_json("$W --kv-budget 64M --state-dir /nowhere", &rc);
     assert_in_range(num(j, "store_bytes"), one - (1 << 20), one + (1 << 20)); /* "program" is measured each time */
+    /* Packed weights: pieces of 2 MiB behind a head of one. */
+    assert_int_equal(num(j, "packed_file_bytes"), ((num(j, "weight_bytes") + (2 << 20) - 1) / (2 << 20) + 1) * (2 << 20));
     assert_true(num(j, "serving_log_bytes") >= 8 << 20); /* two queues of 4 MiB */
     json_decref(j);
     /* What clients may cause follows what they are allowed. */

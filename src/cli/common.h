@@ -19,6 +19,8 @@ typedef struct {
     const char *state_dir;     /* --state-dir: cached pages outlive the process there */
     const char *state_key;     /* --state-key-file: they are encrypted */
     uint64_t state_cap;        /* --state-cap: bytes of them */
+    const char *pack_cache;    /* --pack-cache: a directory for packed weights, or "off"; NULL: STATE/packed with a state_dir */
+    uint64_t pack_cap;         /* --pack-cap: bytes of them */
     bool no_cache;             /* --no-cache: every prompt is computed anew */
     const char *trace_path;    /* --trace: opened and closed with the model, unless trace is given */
     trace *trace;              /* borrowed */
@@ -29,6 +31,7 @@ typedef struct {
         {"--step-tokens", OPT_UINT, &(m).step_tokens, NULL}, {"--max-rows", OPT_UINT, &(m).max_rows, NULL},            \
         {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--state-cap", OPT_SIZE, &(m).state_cap, NULL},               \
         {"--state-key-file", OPT_STR, &(m).state_key, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
+        {"--pack-cache", OPT_STR, &(m).pack_cache, NULL}, {"--pack-cap", OPT_SIZE, &(m).pack_cap, NULL},               \
         {"--page-tokens", OPT_UINT, &(m).page_tokens, NULL}, {"--no-cache", OPT_FLAG, &(m).no_cache, NULL}
 #define TRACE_OPT_DEF(m) {"--trace", OPT_STR, &(m).trace_path, NULL}
 
@@ -40,6 +43,9 @@ typedef struct {
     trace *trace; /* NULL: none, or not ours */
     uint64_t load_us;
 } loaded;
+/* Where packed weights are kept by these options: into dst, or NULL for nowhere. */
+enum { PACK_DIR_MAX = 4096 };
+const char *pack_dir_take(const model_opts *o, char dst[PACK_DIR_MAX]);
 /* The options as model and engine take them.  0, or EXIT_USAGE after a message. */
 int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo);
 /* Prints the error and returns EXIT_FAILED or EXIT_USAGE.  with_engine false: only the model. */

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/topology.h"
 #include "exec/plan.h"
+#include "model/pack.h"
 #include "serve/bounds.h"
 
 #include <string.h>
@@ -33,6 +34,7 @@ typedef struct {
     const model *m;
     const model_info *in;
     uint64_t limit, program, store;    /* store: the tier on disk, where there is one */
+    uint64_t packed;                   /* bytes on disk of packed weights, where they are kept */
     server_options serve;
     server_needs serving;
     bool asked, own_budget, own_limit; /* --ctx or --rows; --kv-budget; --memory */
@@ -195,6 +197,7 @@ static void print_memory(const fit *f) {
     print_line("KV budget", s->opt.kv_budget_bytes, f->own_budget ? "--kv-budget" : "default: half of (limit - weights)");
     print_line("in all", s->fixed + s->opt.kv_budget_bytes, "");
     print_line("a server", f->serving.total, "more at most: bodies, replies, connections, as --max-body, --max-replies, --max-connections allow");
+    if (f->packed) print_line("packed file", f->packed, "on disk; its pages are the weights then, shared with other processes");
     if (in->mapped_bytes) print_line("mapped", in->mapped_bytes, "token embedding, read from the file; the system may drop it");
 }
 
@@ -320,7 +323,7 @@ static int print_json(const fit *f) {
     } numbers[] = {
         {"parameters", in->n_params}, {"layers", in->n_layers}, {"context_train", in->ctx_train}, {"file_bytes", in->file_bytes},
         {"weight_bytes", in->weight_bytes}, {"vector_bytes", in->vector_bytes}, {"mapped_bytes", in->mapped_bytes},
-        {"workspace_bytes", f->s.workspace}, {"table_bytes", f->s.tables}, {"store_bytes", f->store},
+        {"workspace_bytes", f->s.workspace}, {"table_bytes", f->s.tables}, {"store_bytes", f->store}, {"packed_file_bytes", f->packed},
         {"program_bytes", f->program},
         {"fixed_bytes", f->s.fixed}, {"memory_limit_bytes", f->limit}, {"left_bytes", f->left},
         {"kv_budget_default_bytes", f->default_budget}, {"kv_budget_bytes", f->s.opt.kv_budget_bytes},
@@ -366,13 +369,14 @@ static int print_json(const fit *f) {
 
 int cmd_fit(int argc, char **argv) {
     static const char usage[] = "heddle fit MODEL [--ctx N] [--rows N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--max-rows N] "
-                                "[--page-tokens N] [--threads N] [--isa NAME] [--state-dir D] [--state-cap SIZE] [--max-queued N] "
+                                "[--page-tokens N] [--threads N] [--isa NAME] [--state-dir D] [--state-cap SIZE] [--pack-cache D|off] [--max-queued N] "
                                 "[--max-body SIZE] [--max-replies SIZE] [--max-connections N] [--memory SIZE] [--json]";
     model_opts mo = {0};
     model_options model_opt;
     engine_options eo;
     const char *args[1];
-    bool json = false;
+    bool json = false, packs;
+    char pack_dir[PACK_DIR_MAX];
     size_t n_args;
     model *m = NULL;
     fit f = {0};
@@ -405,11 +409,13 @@ int cmd_fit(int argc, char **argv) {
     f.serve.state_dir = mo.state_dir;
     f.serve.max_replies_bytes = max_replies;
     if (mo.state_dir) f.store = store_bytes(&(store_opts){.dir = mo.state_dir, .cap_bytes = mo.state_cap});
+    packs = pack_dir_take(&mo, pack_dir) != NULL;
     if (!(f.own_limit = f.limit != 0)) f.limit = hd_memory_limit();
     model_opt.sizes_only = true;
     if (model_open(&m, args[0], &model_opt, &err)) return fail_with(&err);
     f.m = m;
     f.in = model_get(m);
+    if (packs && f.in->weight_bytes) f.packed = pack_file_bytes(f.in->weight_bytes);
     f.program = own_bytes() + PROGRAM_BYTES + (f.in->n_threads + 1) * (uint64_t)THREAD_BYTES;
     if (work_out(&f, &eo, &err)) rc = fail_with(&err);
     else {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,6 +24,12 @@ static bool kv_types_by_name(const char *name, engine_options *o) {
     if (!name) return true;
     return kv_scheme_by_name(name, n, &o->kv_type) &&
            (!name[n] || kv_scheme_by_name(name + n + 1, strlen(name + n + 1), &o->kv_type_sliding));
+}
+
+const char *pack_dir_take(const model_opts *o, char dst[PACK_DIR_MAX]) {
+    if (o->pack_cache) return strcmp(o->pack_cache, "off") ? o->pack_cache : NULL;
+    if (!o->state_dir || snprintf(dst, PACK_DIR_MAX, "%s/packed", o->state_dir) >= PACK_DIR_MAX) return NULL;
+    return dst;
 }
 
 int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo) {
@@ -45,11 +52,16 @@ int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo) 
         fprintf(stderr, "heddle: --state-key-file and --state-cap need a --state-dir\n");
         return EXIT_USAGE;
     }
+    if (o->pack_cap && !o->state_dir && !o->pack_cache) {
+        fprintf(stderr, "heddle: --pack-cap needs a --pack-cache or a --state-dir\n");
+        return EXIT_USAGE;
+    }
     return 0;
 }
 
 int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine) {
     int percent = -1, rc;
+    char pack_dir[PACK_DIR_MAX];
     model_options mo;
     engine_options eo;
     uint64_t t0 = hd_now_us(&hd_clock_real);
@@ -60,6 +72,10 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
         if (trace_open(&l->trace, o->trace_path, 0, &err)) return fail_with(&err);
         eo.trace = l->trace;
     }
+    mo.pack_dir = pack_dir_take(o, pack_dir);
+    mo.pack_cap = o->pack_cap;
+    /* The packed weights are met before the store makes its directory. */
+    if (mo.pack_dir == pack_dir && mkdir(o->state_dir, 0700) && errno != EEXIST) mo.pack_dir = NULL; /* it will say why */
     if (isatty(STDERR_FILENO)) mo.progress = show_progress, mo.progress_ctx = &percent;
     if (model_open(&l->m, name, &mo, &err)) {
         loaded_close(l);

@@ -22,6 +22,7 @@
     "       [--cors-origin ORIGIN] [--comment-interval SECONDS] [--drain-timeout SECONDS] [--stuck-timeout SECONDS] [--trace FILE]\n"  \
     "       [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--max-rows N]\n"                \
     "       [--page-tokens N] [--no-cache] [--pin-budget SIZE] [--state-dir D] [--state-cap SIZE] [--state-key-file F]\n" \
+    "       [--pack-cache D|off] [--pack-cap SIZE]\n" \
     "       [--no-durable] [--retain DURATION] [--log-cap SIZE]"
 
 enum { MAX_KEYS = 256, SPARE_FILES = 128, MIN_REPLIES = 1 << 20 };

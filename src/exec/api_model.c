@@ -131,6 +131,8 @@ heddle_status heddle_model_open(heddle_model **out, const char *name, const hedd
     mo = (model_options){.isa = o.isa,
                          .n_threads = o.n_threads,
                          .vocab_only = o.vocab_only,
+                         .pack_dir = o.pack_dir,
+                         .pack_cap = o.pack_cap_bytes,
                          .progress = o.progress,
                          .progress_ctx = o.progress_ctx};
     m->vocab_only = o.vocab_only;

@@ -23,7 +23,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 /* --- messages --- */
 
@@ -472,7 +471,7 @@ static hd_status map_file(gguf *g, const char *path, hd_err *err) {
         st = hd_fail(err, HD_IO, "%s: %s", path, strerror(errno));
     else if (!S_ISREG(sb.st_mode))
         st = hd_fail(err, HD_INVALID, "%s: not a regular file", path);
-    else if (sb.st_size > 0) {
+    else if (p->stat = gguf_stat_of(&sb), sb.st_size > 0) {
         void *m = mmap(NULL, (size_t)sb.st_size, PROT_READ, MAP_SHARED, fd, 0);
         if (m == MAP_FAILED)
             st = hd_fail(err, HD_IO, "%s: cannot map it: %s", path, strerror(errno));
@@ -510,16 +509,6 @@ uint64_t gguf_file_bytes(const gguf *g) {
     uint64_t n = 0;
     for (size_t i = 0; i < g->n_parts; i++) n += g->parts[i].size;
     return n;
-}
-
-bool gguf_digest(const gguf *g, uint8_t out[16]) {
-    XXH3_state_t *h = XXH3_createState();
-    if (!h) return false;
-    XXH3_128bits_reset(h);
-    for (size_t i = 0; i < g->n_parts; i++) XXH3_128bits_update(h, g->parts[i].data, g->parts[i].size);
-    XXH128_canonicalFromHash((XXH128_canonical_t *)out, XXH3_128bits_digest(h));
-    XXH3_freeState(h);
-    return true;
 }
 
 size_t gguf_n_tensors(const gguf *g) { return g->n_tensors; }

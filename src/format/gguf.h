@@ -84,11 +84,19 @@ hd_status gguf_arr_i64(const gguf *g, const char *key, int64_t *out, size_t n, h
 hd_status gguf_arr_f32(const gguf *g, const char *key, float *out, size_t n, hd_err *err);
 hd_status gguf_arr_strs(const gguf *g, const char *key, gguf_str *out, size_t n, hd_err *err);
 
-/* Tensors, in file order; found by name in O(log n).  NULL if absent. */
 /* A digest of everything in the file, or in all its parts: reads all of it.  XXH3-128, seed 0, of each part's bytes in the
  * order of parts.  False: no memory. */
 bool gguf_digest(const gguf *g, uint8_t out[16]);
+/* Which file this is, told without reading all of it: XXH3-128 of what the file system says of each part (inode, size, times),
+ * everything before the tensors' data, and a few samples of the data.  A file with other contents has another mark unless
+ * somebody set back its change time, which needs the machine's clock or the bare disk.  Another copy of equal contents has
+ * another mark too.  False: no memory, or not a file. */
+bool gguf_mark(const gguf *g, uint8_t out[16]);
+/* Whether the mark can be relied on for what was read since it was opened: all parts are still the files that were opened, and
+ * none was changed within a second before that, when a further change could carry the same time. */
+bool gguf_settled(const gguf *g);
 
+/* Tensors, in file order; found by name in O(log n).  NULL if absent. */
 size_t gguf_n_tensors(const gguf *g);
 const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i);
 const gguf_tensor *gguf_tensor_find(const gguf *g, const char *name);

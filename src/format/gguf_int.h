@@ -2,11 +2,14 @@
  *
  * gguf.c        parses one file into one of these and owns it
  * gguf_get.c    typed access to keys
- * gguf_split.c  finds the parts of a split and merges them into the first */
+ * gguf_split.c  finds the parts of a split and merges them into the first
+ * gguf_mark.c   which file this is: a digest of all of it, or of what tells without reading all of it */
 #ifndef HD_FORMAT_GGUF_INT_H
 #define HD_FORMAT_GGUF_INT_H
 
 #include "format/gguf.h"
+
+#include <sys/stat.h>
 
 /* Everything is read by copying from the mapping, and tensor data is used in place. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF files are little-endian and used as they lie");
@@ -19,9 +22,16 @@ typedef struct {
     const uint8_t *p; /* first element, checked to lie in the file with all the others */
 } gguf_kv;
 
+/* What the file system says of a file; equal for an unchanged one.  No device number: it may differ after a restart. */
+typedef struct {
+    uint64_t inode, size;
+    int64_t modified_ns, changed_ns, looked_ns; /* looked_ns: when this was asked, by the same clock */
+} gguf_stat;
+
 typedef struct {
     const uint8_t *data;
     size_t size;
+    gguf_stat stat;   /* when it was opened; zeros for memory */
     void *map;        /* what to unmap, NULL for borrowed memory */
     char *path;       /* owned; NULL for memory */
     uint64_t data_at; /* where the data area starts */
@@ -43,6 +53,8 @@ struct gguf {
 
 /* More than any real model by a factor of 100; keeps indices in 32 bits. */
 enum { GGUF_MAX_KEYS = 1 << 20, GGUF_MAX_TENSORS = 1 << 20, GGUF_MAX_KEY_BYTES = 65535, GGUF_MAX_NAME_BYTES = 64 };
+
+gguf_stat gguf_stat_of(const struct stat *sb);
 
 /* Open one file without looking at split keys.  NULL on error. */
 hd_status gguf_open_one(gguf **out, const char *path, hd_err *err);

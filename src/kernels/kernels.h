@@ -15,7 +15,7 @@
 
 /* Raised whenever a stored logit would change (part of every identity). */
 enum { HD_NUMERICS_VERSION = 1 };
-/* Raised whenever packed weights would differ (part of the name of a packed file). */
+/* Raised whenever packed weights of one layout would differ (part of the name of a packed file). */
 enum { HD_PACK_VERSION = 1 };
 
 typedef struct kernels kernels;
@@ -38,6 +38,8 @@ typedef struct {
     void *data; /* packed, 64-byte aligned, mm_packed_bytes long */
 } mm_weight;
 
+/* Name of the layout that mm_pack writes for this set, at most 23 bytes; sets with the same name share packed weights. */
+const char *mm_layout_name(const kernels *k);
 bool mm_supported(tensor_type type);
 act_kind mm_act_kind(const kernels *k, tensor_type type);
 /* 0 for a type that is not supported, UINT64_MAX for what no memory holds. */

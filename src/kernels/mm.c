@@ -28,6 +28,11 @@ act_kind mm_act_kind(const kernels *k, tensor_type type) {
     }
 }
 
+const char *mm_layout_name(const kernels *k) {
+    (void)k; /* one for all sets (mm_layout.h) */
+    return "rows8";
+}
+
 uint64_t mm_packed_bytes(const kernels *k, tensor_type type, uint32_t n_rows, uint32_t n_cols) {
     uint32_t cols, bytes;
     uint64_t n;

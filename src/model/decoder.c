@@ -6,7 +6,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
 static void decoder_close(model *m) {
     decoder *d = (decoder *)m;
@@ -20,14 +19,21 @@ static void decoder_close(model *m) {
     }
     hd_free(d->layers);
     hd_free(d->out_norm);
-    if (d->packed) munmap(d->packed, d->packed_bytes);
+    (void)pack_writer_finish(d->packing); /* it said what went wrong */
+    pack_free(&d->packed);
     decoder_config_deinit(&d->cfg);
     gguf_close(d->file);
     model_base_deinit(m);
     hd_free(d);
 }
 
-static bool decoder_digest(const model *m, uint8_t out[16]) { return gguf_digest(((const decoder *)m)->file, out); }
+/* A packed file is found by the model file's mark and holds the digest: identity and weights are of the same file then. */
+static bool decoder_digest(const model *m, uint8_t out[16]) {
+    const decoder *d = (const decoder *)m;
+    if (d->base.info.weights == WEIGHTS_PACKED) return gguf_digest(d->file, out);
+    memcpy(out, d->packed.digest, sizeof d->packed.digest);
+    return true;
+}
 
 static const model_ops decoder_ops = {
     .close = decoder_close,

@@ -7,6 +7,7 @@
 
 #include "format/gguf.h"
 #include "model/model_int.h"
+#include "model/pack.h"
 
 enum { DECODER_MAX_LAYERS = 512, DECODER_MAX_WIDTH = 1 << 17, DECODER_MAX_VOCAB = 1 << 22 };
 
@@ -47,8 +48,8 @@ typedef struct {
     float *out_norm; /* [width] */
     mm_weight head;
     const gguf_tensor *embed; /* rows are read from the mapping */
-    void *packed;             /* one block behind every mm_weight */
-    uint64_t packed_bytes;
+    pack_block packed;        /* one block behind every mm_weight */
+    pack_writer *packing;     /* writes it to disk; NULL: nobody does */
     uint32_t layer_group[DECODER_MAX_LAYERS], layer_in_group[DECODER_MAX_LAYERS];
     forward_space *space;
     struct step_clock *clock; /* NULL: steps are not timed */

@@ -13,7 +13,7 @@ static void add_matrix(const kernels *k, model_cost *c, const mm_weight *w) {
 
 void decoder_costs(const model *m, model_cost *trunk, model_cost *head) {
     const decoder *d = (const decoder *)m;
-    if (!d->packed) return;
+    if (!d->packed.data) return;
     for (uint32_t i = 0; i < d->cfg.n_layers; i++) {
         const decoder_layer *y = &d->layers[i];
         const mm_weight *ws[] = {&y->q, &y->k, &y->v, &y->o, &y->gate, &y->up, &y->down};

@@ -117,7 +117,7 @@ void decoder_space_free(forward_space *s) {
 hd_status decoder_plan(model *m, const step_limits *lim, hd_err *err) {
     decoder *d = (decoder *)m;
     forward_space *s;
-    if (!d->packed) return hd_fail(err, HD_INVALID, "model: it was opened without its weights");
+    if (!d->packed.data) return hd_fail(err, HD_INVALID, "model: it was opened without its weights");
     if (!(s = hd_calloc(1, sizeof *s))) return hd_fail(err, HD_NOMEM, "model: no memory");
     s->bytes = space_layout(s, d, lim, NULL);
     s->block = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

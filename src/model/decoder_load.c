@@ -1,7 +1,8 @@
 /* decoder_load.c - weights out of a GGUF into packed form, every tensor checked by name, type and shape.
  *
  * Matrices are packed one after another into one block of memory, each by all threads, a piece at a time, and the mapped pages
- * of a packed piece are given back at once: there is one copy, and a MiB per thread.  The token embedding stays mapped: a step
+ * of a packed piece are given back at once: there is one copy, and a MiB per thread.  Where packed weights are kept on
+ * disk (pack.h) they are looked for first.  The token embedding stays mapped: a step
  * reads only the rows it needs.  A tensor that the family does not use is refused: computing without it would give fluent nonsense. */
 #include "model/decoder.h"
 #include "base/checked.h"
@@ -11,7 +12,7 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <xxhash.h>
 
 typedef struct {
     decoder *d;
@@ -21,6 +22,8 @@ typedef struct {
     uint64_t packed_bytes;   /* first pass: sum; second pass: cursor */
     uint64_t params, vector_bytes;
     bool place;              /* second pass */
+    bool found;              /* they are packed already */
+    XXH3_state_t *plan;      /* first pass: digest of what lies where */
 } loader;
 
 static const gguf_tensor *find(loader *l, const char *name) {
@@ -67,6 +70,12 @@ static void pack_all(decoder *d, mm_weight *w, const gguf_tensor *t) {
     pool_run(d->base.pool, pack_some, &j);
 }
 
+static void add_to_plan(loader *l, const char *name, const mm_weight *w, uint64_t bytes) {
+    uint64_t where[5] = {(uint64_t)w->type, w->n_rows, w->n_cols, l->packed_bytes, bytes};
+    XXH3_128bits_update(l->plan, name, strlen(name) + 1);
+    XXH3_128bits_update(l->plan, where, sizeof where);
+}
+
 /* First pass: check and count.  Second pass: pack. */
 static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols, uint32_t rows) {
     decoder *d = l->d;
@@ -85,15 +94,17 @@ static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols
     if (!hd_align_up(bytes, 64, &bytes)) return hd_fail_field(l->err, HD_INVALID, name, "tensor %s is too large", name);
     if (!l->place) {
         l->params += (uint64_t)rows * cols;
+        add_to_plan(l, name, w, bytes);
         if (!hd_add(l->packed_bytes, bytes, &l->packed_bytes))
             return hd_fail_field(l->err, HD_INVALID, name, "the tensors are too large together");
         return HD_OK;
     }
-    w->data = (uint8_t *)d->packed + l->packed_bytes;
+    w->data = (uint8_t *)d->packed.data + l->packed_bytes;
     l->packed_bytes += bytes;
+    if (l->found) return HD_OK;
     pack_all(d, w, t);
     if (l->opt->progress)
-        l->opt->progress(l->opt->progress_ctx, "packing weights", (double)l->packed_bytes / (double)d->packed_bytes);
+        l->opt->progress(l->opt->progress_ctx, "packing weights", (double)l->packed_bytes / (double)d->base.info.weight_bytes);
     return HD_OK;
 }
 
@@ -223,9 +234,29 @@ static hd_status refuse_unused(loader *l) {
     return HD_OK;
 }
 
+/* What a packed file of this model must say.  False: the model file has no mark. */
+static bool want_packed(const loader *l, pack_want *w) {
+    decoder *d = l->d;
+    if (!l->packed_bytes || !gguf_mark(d->file, w->mark)) return false;
+    XXH128_canonicalFromHash((XXH128_canonical_t *)w->plan, XXH3_128bits_digest(l->plan));
+    w->version = HD_PACK_VERSION;
+    snprintf(w->layout, sizeof w->layout, "%s", mm_layout_name(d->base.k));
+    w->bytes = l->packed_bytes;
+    return true;
+}
+
+static bool find_packed(loader *l, const pack_want *w) {
+    switch (pack_load(&l->d->packed, l->opt->pack_dir, w, l->d->base.pool)) {
+    case PACK_MAPPED: l->d->base.info.weights = WEIGHTS_MAPPED; return true;
+    case PACK_READ: l->d->base.info.weights = WEIGHTS_READ; return true;
+    default: return false;
+    }
+}
+
 static hd_status load(loader *l) {
     decoder *d = l->d;
-    hd_err *err = l->err;
+    pack_want want = {.bytes = 0};
+    hd_err *err = l->err, why;
     hd_status st;
     if (!(d->layers = hd_calloc(d->cfg.n_layers, sizeof *d->layers))) return hd_fail(err, HD_NOMEM, "model: no memory");
     if ((st = pass(l)) || (st = freq_divisors(l)) || (st = refuse_unused(l))) return st;
@@ -237,23 +268,27 @@ static hd_status load(loader *l) {
     if (l->packed_bytes > hd_memory_limit())
         return hd_fail_field(err, HD_NEVER_FITS, "model", "the weights take %llu bytes, the machine allows %llu",
                              (unsigned long long)l->packed_bytes, (unsigned long long)hd_memory_limit());
-    d->packed = mmap(NULL, l->packed_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (d->packed == MAP_FAILED) {
-        d->packed = NULL;
-        return hd_fail(err, HD_NOMEM, "model: no memory for %llu bytes of weights", (unsigned long long)l->packed_bytes);
-    }
-    madvise(d->packed, l->packed_bytes, MADV_HUGEPAGE); /* fewer page faults at load; a refusal costs nothing */
-    d->packed_bytes = l->packed_bytes;
+    if (l->opt->pack_dir && want_packed(l, &want)) l->found = find_packed(l, &want);
+    if (!l->found && (st = pack_alloc(&d->packed, l->packed_bytes, err))) return st;
     l->place = true;
     l->packed_bytes = 0;
-    return pass(l);
+    if ((st = pass(l))) return st;
+    if (!l->found && want.bytes && pack_writer_start(&d->packing, l->opt->pack_dir, l->opt->pack_cap, &want, d->packed.data, d->file, &why))
+        hd_log(HD_LOG_WARN, "%s", why.msg);
+    return HD_OK;
 }
 
 hd_status decoder_load(decoder *d, const model_options *opt, hd_err *err) {
     loader l = {.d = d, .opt = opt, .err = err};
     hd_status st;
     if (!(l.used = hd_calloc(gguf_n_tensors(d->file), sizeof *l.used))) return hd_fail(err, HD_NOMEM, "model: no memory");
-    st = load(&l);
+    if ((l.plan = XXH3_createState())) {
+        XXH3_128bits_reset(l.plan);
+        st = load(&l);
+    } else {
+        st = hd_fail(err, HD_NOMEM, "model: no memory");
+    }
+    XXH3_freeState(l.plan);
     hd_free(l.used);
     return st;
 }

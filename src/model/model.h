@@ -21,17 +21,23 @@ typedef struct {
     bool vocab_only;     /* no weights: tokenize, detokenize, render, inspect */
     bool sizes_only;     /* everything that sizes depend on, checked as for running, but no weights and no threads: it cannot be
                           * planned or run, and weights that this machine cannot hold are no error */
+    const char *pack_dir; /* packed weights are kept there and found again (model/pack.h); NULL: they are not */
+    uint64_t pack_cap;    /* bytes of all files there; 0: 16 GiB */
     void (*progress)(void *ctx, const char *what, double share); /* may be NULL */
     void *progress_ctx;
 } model_options;
 
 /* MODEL: a GGUF file (any part of a split), or "script:FILE". */
 hd_status model_open(model **out, const char *name, const model_options *opt, hd_err *err);
+/* Waits for packed weights that are still being written (model_options.pack_dir). */
 void model_close(model *m);
 /* Hand the tokenizer to the caller, who frees it; the model may only be closed after that. */
 tokenizer *model_take_tokenizer(model *m);
 
 enum { MODEL_MAX_GROUPS = 2, MODEL_MAX_EOG = 16 };
+
+/* Where the packed weights come from: packed from the model file, or found packed and mapped, or read into memory. */
+typedef enum { WEIGHTS_PACKED, WEIGHTS_MAPPED, WEIGHTS_READ } weights_from;
 
 /* State one row needs, per layer group (full attention; sliding window): see state/kv.h. */
 typedef struct {
@@ -51,6 +57,7 @@ typedef struct {
     uint64_t vector_bytes;      /* the same: norms and biases */
     uint64_t mapped_bytes;      /* read from the mapped file while running: the system may drop them */
     uint64_t file_bytes;        /* of all parts */
+    weights_from weights;
     uint64_t n_params;
     uint32_t n_groups;
     kv_group_shape groups[MODEL_MAX_GROUPS];
@@ -108,7 +115,8 @@ hd_status model_plan(model *m, const step_limits *lim, hd_err *err);
 /* No step for a while: hand the workspace's memory back to the system; the next step takes it again.  Executor thread. */
 void model_rest(model *m);
 /* 32 bytes that stand for everything that decides the bits of a page but tokens, KV schemes and page size: the model's
- * contents, and the version of our numerics.  Reads the whole file.  HD_NOMEM. */
+ * contents, and the version of our numerics.  Reads the whole file, unless its packed weights were found: they remember.
+ * HD_NOMEM. */
 hd_status model_identity(const model *m, uint8_t out[32], hd_err *err);
 uint64_t model_workspace_bytes(const model *m, const step_limits *lim);
 /* Bytes of one page of group g; 0 if the scheme is not one this model can use. */
