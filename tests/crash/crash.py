@@ -10,7 +10,7 @@ MODEL is a file or "script" for the scripted model of specimens.py.  For each ru
      instead, with a drain too short for what runs.  Each life has other flags that must not matter (rows, chunk sizes,
      threads, cache).  Clients lose their connection, come back with the same key and Last-Event-ID, or without, or
      unstreamed, or by id, at once or lives later, several to one request; they leave on their own too, cancel, delete, and
-     try another body under a key.
+     try another body under a key.  Two more hold conversations that the server keeps (talk.py).
   3. A last life is not killed: every request must end, and everything is read once more.
 
 jobs.py says what is held against what.  A request may only be missing when no byte of an answer was ever seen; then the
@@ -32,6 +32,7 @@ import plants  # noqa: E402
 from http_reply import Cut, Silent, call, net  # noqa: E402
 from jobs import Fault, Job, make_rng  # noqa: E402
 from specimens import learn, script_model, specimens  # noqa: E402
+from talk import Talk  # noqa: E402
 
 KEYS = ["first-key", "second-key"]
 OPEN = 24          # unfinished requests that clients know of at a time
@@ -129,6 +130,7 @@ class World:
             limits = call(port, "GET", "/v1/heddle/state", None, head)[1]["limits"]
             chat = call(port, "POST", "/v1/chat/completions",
                         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, head)[0] == 200
+            self.chat = chat
             self.specs = specimens(self.flavour, chat, self.seed, self.a.scale, limits.get("context", 0))
             make_rng(self.seed, "specimens").shuffle(self.specs)
             self.specs = self.specs[:self.a.specimens]
@@ -344,6 +346,8 @@ class World:
         learned = time.monotonic() - began
         rng = make_rng(self.seed, "kills")
         self.threads = [threading.Thread(target=self.client, args=(k,), daemon=True) for k in range(self.a.clients)]
+        self.talks = [Talk(self, k, KEYS[k], PATIENCE) for k in range(2 if self.chat else 0)]
+        self.threads += self.talks
         for t in self.threads:
             t.start()
         for i in range(self.cycles):
@@ -359,6 +363,8 @@ class World:
         self.finish(rng)
         s, port = self.plain()
         try:
+            for t in self.talks:
+                self.did["turns"] += t.check(port)
             for j in self.done:
                 try:
                     j.checked += j.unseeded(port)
