@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,10 +214,39 @@ static void older_callers(void **state) {
     assert_false(out.seen.has_state_dir);
 }
 
+/* Packed weights are kept by the first model and found by the second; no answer shows it. */
+static void packed_weights(void **state) {
+    heddle_engine_options o = options();
+    outcome plain = answer(&o), out;
+    heddle_model *plain_model = model;
+    heddle_model_options mo;
+    heddle_error err;
+    glob_t found;
+    char pattern[100];
+    (void)state;
+    HEDDLE_INIT(&mo);
+    HEDDLE_INIT(&err);
+    mo.n_threads = 1;
+    mo.pack_dir = dir;
+    snprintf(pattern, sizeof pattern, "%s/*.pack", dir);
+    nanosleep(&(struct timespec){1, 100000000}, NULL); /* a file that was just written is not kept */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(heddle_model_open(&model, model_path, &mo, &err), HEDDLE_OK);
+        out = answer(&o);
+        heddle_model_close(model);
+        assert_memory_equal(out.ids, plain.ids, sizeof out.ids);
+        assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+        assert_int_equal(found.gl_pathc, 1);
+        globfree(&found);
+    }
+    model = plain_model;
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(comes_back, clear_dir), cmocka_unit_test_teardown(keys, clear_dir),
         cmocka_unit_test_teardown(what_is_refused, clear_dir), cmocka_unit_test(older_callers),
+        cmocka_unit_test_teardown(packed_weights, clear_dir),
     };
     return cmocka_run_group_tests_name("api_state", tests, setup, teardown);
 }
