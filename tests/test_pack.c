@@ -247,6 +247,13 @@ static void odd_things_in_the_directory(void **state) {
     assert_int_equal(mkdir(path_of(&want), 0700), 0);
     assert_int_equal(load(&want), PACK_MISS);
     assert_int_equal(rmdir(path_of(&want)), 0);
+    /* Of another user: not used, and not ours to remove. */
+    if (geteuid() == 0) {
+        assert_true(write_packed(&want, 0));
+        assert_int_equal(chown(path_of(&want), 12345, 12345), 0);
+        assert_int_equal(load(&want), PACK_MISS);
+        assert_true(exists(&want));
+    }
     unlink(to);
 }
 
@@ -386,6 +393,8 @@ static void allocations_refused(void **state) {
     hd_mem_fail_after(0);
     assert_int_equal(load(&want), PACK_MISS);
     hd_mem_fail_after(-1);
+    assert_true(exists(&want)); /* it is not the file's fault */
+    assert_int_not_equal(load(&want), PACK_MISS);
     assert_int_equal(hd_mem_live(), live);
 }
 

@@ -91,27 +91,27 @@ static bool read_all(int fd, void *p, size_t n, uint64_t at) {
     return true;
 }
 
-/* The checksums of a file that is what `w` wants; NULL: it is not.  Freed by the caller. */
-static uint64_t *read_head(int fd, const pack_want *w, uint8_t digest[PACK_DIGEST]) {
+/* The checksums of a file that is what `w` wants, freed by the caller.  NULL: it is not; *damaged if what it says is wrong, and
+ * not if it could not be asked. */
+static uint64_t *read_head(int fd, const pack_want *w, uint8_t digest[PACK_DIGEST], bool *damaged) {
     pack_head h, want;
     uint8_t d[PACK_DIGEST];
     uint64_t *sums;
     struct stat sb;
     size_t n = (size_t)pack_pieces(w->bytes);
+    *damaged = false;
     pack_head_fill(&want, w);
     if (fstat(fd, &sb) || !S_ISREG(sb.st_mode) || (sb.st_uid != geteuid() && sb.st_uid != 0)) return NULL;
-    if ((uint64_t)sb.st_size != want.file_bytes || !read_all(fd, &h, sizeof h, 0)) return NULL;
+    *damaged = (uint64_t)sb.st_size != want.file_bytes;
+    if (*damaged || !read_all(fd, &h, sizeof h, 0)) return NULL;
     pack_digest(&h, offsetof(pack_head, self), d);
-    if (memcmp(d, h.self, sizeof d)) return NULL;
     memcpy(want.digest, h.digest, sizeof want.digest); /* this one is told, not asked */
-    if (memcmp(&h, &want, offsetof(pack_head, sums))) return NULL;
-    if (!(sums = hd_reallocarray(NULL, n, sizeof *sums))) return NULL;
+    *damaged = memcmp(d, h.self, sizeof d) || memcmp(&h, &want, offsetof(pack_head, sums));
+    if (*damaged || !(sums = hd_reallocarray(NULL, n, sizeof *sums))) return NULL;
     if (read_all(fd, sums, n * sizeof *sums, PACK_HEAD_BYTES)) {
         pack_digest(sums, n * sizeof *sums, d);
-        if (!memcmp(d, h.sums, sizeof d)) {
-            memcpy(digest, h.digest, sizeof h.digest);
-            return sums;
-        }
+        memcpy(digest, h.digest, sizeof h.digest);
+        if (!(*damaged = memcmp(d, h.sums, sizeof d) != 0)) return sums;
     }
     hd_free(sums);
     return NULL;
@@ -241,7 +241,7 @@ pack_found pack_load(pack_block *out, const char *dir, const pack_want *w, pool 
     uint8_t digest[PACK_DIGEST];
     uint64_t *sums = NULL;
     pack_found found = PACK_MISS;
-    bool damaged = true;
+    bool damaged;
     int dir_fd, fd = -1;
     *out = (pack_block){0};
     pack_name(w, name);
@@ -250,7 +250,7 @@ pack_found pack_load(pack_block *out, const char *dir, const pack_want *w, pool 
         close(dir_fd);
         return PACK_MISS;
     }
-    if ((sums = read_head(fd, w, digest))) {
+    if ((sums = read_head(fd, w, digest, &damaged))) {
         look k = {.w = w, .sums = sums, .fd = fd, .data_at = pack_data_at(pack_pieces(w->bytes))};
         atomic_init(&k.failed, false);
         atomic_init(&k.damaged, false);
