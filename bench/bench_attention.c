@@ -1,6 +1,6 @@
 /* bench_attention.c - attention of one thread against what the machine can do in the same minute.
  *
- *   bench_attention [generic|avx2] [decode|prefill|schemes|store] [head_dim group depth [scheme]]
+ *   bench_attention [generic|avx2|avx512] [decode|prefill|schemes|store] [head_dim group depth [scheme]]
  *
  * Decode: one query against pages laid out as a model lays them out ([layer][kv head][K | V] within a page), over enough
  * rows that nothing is left in caches.  Beside each figure stands a plain read of the same amount of memory by 4

@@ -32,7 +32,7 @@ struct attn_ops {
 extern const attn_ops attn_generic;
 void kv_store_generic(const kv_shape *s, void *k, void *v, uint32_t slot, const float *key, const float *value);
 #if HD_HAVE_AVX2
-extern const attn_ops attn_avx2;
+extern const attn_ops attn_avx2, attn_avx512;
 void kv_store_avx2(const kv_shape *s, void *k, void *v, uint32_t slot, const float *key, const float *value);
 #endif
 #if HD_HAVE_NEON

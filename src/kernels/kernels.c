@@ -18,7 +18,7 @@ static const kernels k_generic = {.name = "generic", .mm = &mm_generic, .attn = 
 #if HD_HAVE_AVX2
 static const kernels k_avx2 = {.name = "avx2", .mm = &mm_avx2, .attn = &attn_avx2, .vec = &vec_avx2};
 static const kernels k_avxvnni = {.name = "avxvnni", .mm = &mm_avxvnni, .attn = &attn_avx2, .vec = &vec_avx2};
-static const kernels k_avx512 = {.name = "avx512", .mm = &mm_avx512, .attn = &attn_avx2, .vec = &vec_avx2};
+static const kernels k_avx512 = {.name = "avx512", .mm = &mm_avx512, .attn = &attn_avx512, .vec = &vec_avx2};
 
 /* AVX2, FMA and F16C: always together in silicon, but a hypervisor can hide each.  cpu_supports also asks whether the
  * system saves the wide registers; clang 14 does not know the name "f16c", so that bit is read by hand. */

@@ -2,7 +2,7 @@
  *
  * Included before anything else in those files when HEDDLE_EMULATE is set (cmake/kernels.cmake).  What they use beyond
  * AVX2 means SIMDe's function of the same name from here on; AVX-VNNI's 256-bit forms mean their EVEX twins, which do
- * the same.  libsimde-dev 0.7.4 lacks the conversion at the end. */
+ * the same.  libsimde-dev 0.7.4 lacks the conversions below. */
 #ifndef HD_TESTS_EMULATE_AVX512_H
 #define HD_TESTS_EMULATE_AVX512_H
 
@@ -18,6 +18,25 @@ static inline simde__m512 emulate_cvtepi32_ps(simde__m512i v) {
     return simde__m512_from_private(y);
 }
 
+static inline simde__m512 emulate_cvtph_ps(__m256i v) {
+    simde__m512_private y;
+    y.m256[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(v));
+    y.m256[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1));
+    return simde__m512_from_private(y);
+}
+static inline simde__m512i emulate_cvtepu16_epi32(__m256i v) {
+    simde__m512i_private y;
+    y.m256i[0] = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(v));
+    y.m256i[1] = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(v, 1));
+    return simde__m512i_from_private(y);
+}
+static inline simde__m512i emulate_cvtepi8_epi32(__m128i v) {
+    simde__m512i_private y;
+    y.m256i[0] = _mm256_cvtepi8_epi32(v);
+    y.m256i[1] = _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(v, v));
+    return simde__m512i_from_private(y);
+}
+
 /* Without this the unrolled tiles take minutes to compile. */
 #define TILE_PLAIN 1
 
@@ -26,7 +45,11 @@ static inline simde__m512 emulate_cvtepi32_ps(simde__m512i v) {
 #define __m512                  simde__m512
 #define __m512i                 simde__m512i
 #define _mm512_add_epi32        simde_mm512_add_epi32
+#define _mm512_castsi512_ps     simde_mm512_castsi512_ps
 #define _mm512_cvtepi32_ps      emulate_cvtepi32_ps
+#define _mm512_cvtepi8_epi32    emulate_cvtepi8_epi32
+#define _mm512_cvtepu16_epi32   emulate_cvtepu16_epi32
+#define _mm512_cvtph_ps         emulate_cvtph_ps
 #define _mm512_dpbusd_epi32     simde_mm512_dpbusd_epi32
 #define _mm512_dpwssd_epi32     simde_mm512_dpwssd_epi32
 #define _mm512_fmadd_ps         simde_mm512_fmadd_ps
@@ -37,6 +60,7 @@ static inline simde__m512 emulate_cvtepi32_ps(simde__m512i v) {
 #define _mm512_mullo_epi32      simde_mm512_mullo_epi32
 #define _mm512_set1_epi32       simde_mm512_set1_epi32
 #define _mm512_set1_ps          simde_mm512_set1_ps
+#define _mm512_setzero_ps       simde_mm512_setzero_ps
 #define _mm512_setzero_si512    simde_mm512_setzero_si512
 #define _mm512_slli_epi32       simde_mm512_slli_epi32
 #define _mm512_storeu_ps        simde_mm512_storeu_ps
