@@ -189,10 +189,12 @@ static void meet(worker *w, step_part part, size_t n, phase_fn fn) {
 }
 
 static void share_out(worker *w, size_t n, size_t grain, phase_fn fn) {
-    size_t b, e;
-    pool_cursor *c = &w->s->cursors[w->phase++];
-    c->n = n;
-    while (pool_next(c, grain, &b, &e)) fn(w, b, e);
+    atomic_size_t *next = &w->s->cursors[w->phase++].next;
+    for (;;) {
+        size_t b = atomic_fetch_add_explicit(next, grain, memory_order_relaxed);
+        if (b >= n) break;
+        fn(w, b, n - b < grain ? n : b + grain);
+    }
 }
 
 /* The end of a phase: wait for the others, then let next run on n tokens (NULL: nothing), by one member where it is work
