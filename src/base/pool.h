@@ -22,6 +22,10 @@ hd_status pool_new(pool **out, unsigned n_threads, hd_err *err); /* n_threads in
 void pool_free(pool *p);
 unsigned pool_size(const pool *p);
 void pool_run(pool *p, pool_fn fn, void *ctx);
+/* The same with as many members as are worth it: [0, n) run, the last ones may be left out for a while when other programs
+ * keep taking their cores away (crew.h).  For work that any number of members does to the same result. */
+void pool_run_some(pool *p, pool_fn fn, void *ctx);
+unsigned pool_some(const pool *p); /* how many the next pool_run_some will run; for its caller */
 void pool_barrier(pool *p, unsigned member); /* only inside fn, by every member */
 /* A barrier at which the last one to arrive runs alone(ctx, member, n) before anybody goes on, with what it passed itself:
  * small work between two large pieces costs no second barrier, and nobody has to be woken for it.  NULL: nothing to run. */

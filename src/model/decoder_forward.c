@@ -30,7 +30,7 @@ struct forward_space {
     step_limits lim;
     void *block;
     uint64_t bytes;
-    unsigned n_members;
+    unsigned n_members, n_active; /* of the pool; those who run this step */
     uint32_t *tok_seg, *tok_pos, *tok_index; /* of token t: its segment, its position, its index in the segment */
     float *x, *xn, *q, *k, *v, *att, *gate, *up, *y, *rope, *logits, *hidden;
     uint32_t *logit_tok;                     /* logits row l belongs to token logit_tok[l] */
@@ -551,8 +551,8 @@ static void plan_attention(forward_space *s) {
     const decoder_config *c = &s->d->cfg;
     uint32_t group = c->n_head / c->n_kv, tiles = 0, split, t0 = 0;
     for (uint32_t i = 0; i < s->st->n_segs; i++) tiles += (s->st->segs[i].n + ATTN_TILE - 1) / ATTN_TILE;
-    split = tiles * c->n_kv >= 2 * s->n_members ? 1 : (2 * s->n_members + tiles * c->n_kv - 1) / (tiles * c->n_kv);
-    if (s->n_members == 1) split = 1;
+    split = tiles * c->n_kv >= 2 * s->n_active ? 1 : (2 * s->n_active + tiles * c->n_kv - 1) / (tiles * c->n_kv);
+    if (s->n_active == 1) split = 1;
     if (split > group) split = group;
     s->n_items = 0;
     s->items_store = split == 1;
@@ -599,14 +599,17 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
         }
     }
     HD_ASSERT(t == st->n_tokens);
+    s->n_active = pool_some(d->base.pool);
     plan_attention(s);
     for (uint32_t i = 0; i < s->n_cursors; i++) pool_cursor_init(&s->cursors[i], 0);
     if (d->clock) {
-        uint64_t begin = clock_ns();
-        pool_run(d->base.pool, run, s);
-        clock_add_step(d->clock, clock_ns() - begin);
+        uint64_t begin = clock_ns(), took;
+        pool_run_some(d->base.pool, run, s);
+        took = clock_ns() - begin;
+        clock_add_step(d->clock, took);
+        clock_add(d->clock, 0, STEP_WAITING, took * (s->n_members - s->n_active));
     } else {
-        pool_run(d->base.pool, run, s);
+        pool_run_some(d->base.pool, run, s);
     }
     return HD_OK;
 }
