@@ -113,6 +113,7 @@ typedef struct {
     int16_t sum32[8];    /* over each 32 */
     int16_t sum16[16];   /* over each 16 */
     int16_t init[16][2]; /* -32 * lane sums over each 16: at most 8 * 127 * 32 = 32512 */
+    int32_t minus32[16]; /* -32 * sum over each 16 */
 } act_i8_256;
 
 typedef struct {
@@ -120,7 +121,7 @@ typedef struct {
     float scale;
 } act_i16_32;
 
-_Static_assert(sizeof(act_i8_32) == 48 && sizeof(act_i8_256) == 384 && sizeof(act_i16_32) == 68, "records are packed");
+_Static_assert(sizeof(act_i8_32) == 48 && sizeof(act_i8_256) == 448 && sizeof(act_i16_32) == 68, "records are packed");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "packed words are little-endian");
 
 /* Blocks of one token: padded as the weights are. */

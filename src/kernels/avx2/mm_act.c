@@ -109,6 +109,8 @@ void mm_avx2_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
                 s1 = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
                 a->sum16[2 * s] = (int16_t)s0;
                 a->sum16[2 * s + 1] = (int16_t)s1;
+                a->minus32[2 * s] = -32 * s0;
+                a->minus32[2 * s + 1] = -32 * s1;
                 a->sum32[s] = (int16_t)(s0 + s1);
             }
         }

@@ -75,6 +75,7 @@ static void act_i8_256_block(act_i8_256 *a, const float *v) {
         a->sum32[j / 2] = (int16_t)(a->sum32[j / 2] + lane[0] + lane[1]);
         a->init[j][0] = (int16_t)(-32 * lane[0]);
         a->init[j][1] = (int16_t)(-32 * lane[1]);
+        a->minus32[j] = -32 * (lane[0] + lane[1]);
     }
 }
 

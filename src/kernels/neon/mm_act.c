@@ -85,6 +85,7 @@ void mm_neon_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
                 vst1q_s8(a->q + 16 * j, q);
                 a->init[j][0] = (int16_t)(-32 * s0);
                 a->init[j][1] = (int16_t)(-32 * s1);
+                a->minus32[j] = -32 * (s0 + s1);
                 a->sum16[j] = (int16_t)(s0 + s1);
                 a->sum32[j / 2] = (int16_t)(j % 2 ? a->sum32[j / 2] + s0 + s1 : s0 + s1);
             }

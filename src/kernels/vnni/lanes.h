@@ -32,9 +32,8 @@ TILE_INLINE pair pair_bcast(const void *p) {
 TILE_INLINE pair pair_dp8(pair acc, pair w, pair a) { return _mm512_dpbusd_epi32(acc, w, a); }
 TILE_INLINE pair pair_dp16(pair acc, pair w, pair a) { return _mm512_dpwssd_epi32(acc, w, a); }
 TILE_INLINE pair pair_add(pair a, pair b) { return _mm512_add_epi32(a, b); }
-TILE_INLINE pair pair_sub(pair a, pair b) { return _mm512_sub_epi32(a, b); }
 TILE_INLINE pair pair_mul(pair a, pair b) { return _mm512_mullo_epi32(a, b); }
-TILE_INLINE pair pair_shl(pair a, const int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+TILE_INLINE pair pair_shr(pair a, const int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 TILE_INLINE pair pair_set(int32_t v) { return _mm512_set1_epi32(v); }
 TILE_INLINE pair_f pair_load_f(const void *p) { return _mm512_loadu_ps(p); }
 TILE_INLINE void pair_store_f(void *p, pair_f v) { _mm512_storeu_ps(p, v); }
@@ -73,14 +72,11 @@ TILE_INLINE pair pair_dp16(pair acc, pair w, pair a) {
 TILE_INLINE pair pair_add(pair a, pair b) {
     return (pair){_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
 }
-TILE_INLINE pair pair_sub(pair a, pair b) {
-    return (pair){_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
-}
 TILE_INLINE pair pair_mul(pair a, pair b) {
     return (pair){_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)};
 }
-TILE_INLINE pair pair_shl(pair a, const int n) {
-    return (pair){_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)};
+TILE_INLINE pair pair_shr(pair a, const int n) {
+    return (pair){_mm256_srai_epi32(a.lo, n), _mm256_srai_epi32(a.hi, n)};
 }
 TILE_INLINE pair_f pair_load_f(const void *p) {
     return (pair_f){_mm256_loadu_ps(p), _mm256_loadu_ps((const float *)p + 8)};
@@ -100,6 +96,13 @@ TILE_INLINE pair_f pair_fma(pair_f a, pair_f b, pair_f c) {
 TILE_INLINE pair_f pair_fnma(pair_f a, pair_f b, pair_f c) {
     return (pair_f){_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
 }
+#endif
+
+/* As KEEP of mm_avx2.h, for all registers of the set. */
+#if LANES_WIDE
+#define HOLD(v) __asm__("" : "+v"(v))
+#else
+#define HOLD(v) KEEP(v)
 #endif
 
 /* A name of this set: SET(q4_0) is mm_avx512_q4_0 or mm_avxvnni_q4_0. */

@@ -2,8 +2,8 @@
  *
  * The sum of a sub-block (32 columns in Q4_K and Q5_K, else 16) of unsigned values is multiplied by its scale in 32
  * bits, or in 16 where it fits there (Q2_K 16 * 3 * 127, Q3_K 16 * 7 * 127), which is one instruction instead of two.
- * What is to be taken off joins the block once: sum over j of min_j, or of offset * scale_j, times the sum of the tokens'
- * values, as products of words, two sub-blocks each. */
+ * The offset of Q3_K and Q6_K is where a sub-block's sum starts: -offset * sum of the tokens' values.  Mins join the block
+ * once: sum over j of min_j times the sum of the tokens' values, as products of words, two sub-blocks each. */
 #include "kernels/vnni/lanes.h"
 
 #define HAS_MIN(ty) ((ty) == TENSOR_Q2_K || (ty) == TENSOR_Q4_K || (ty) == TENSOR_Q5_K)
@@ -22,7 +22,6 @@
 #define SCALES_AT(ty)  (HAS_MIN(ty) ? 32 : 16)
 #define COLUMNS_AT(ty) (SCALES_32(ty) || (ty) == TENSOR_Q2_K ? 160 : 144)
 #define N_SCALES(ty)   (SCALES_32(ty) ? 8 : 16)
-#define LOG_OFFSET(ty) ((ty) == TENSOR_Q6_K ? 5 : (ty) == TENSOR_Q3_K ? 2 : 0)
 
 TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *p, const int q) {
     return ty == TENSOR_Q2_K   ? two_vec(p, q)
@@ -44,18 +43,27 @@ TILE_INLINE __m256i scale_of(const tensor_type ty, __m256i scales, const int odd
     if (ty != TENSOR_Q6_K) return odd ? _mm256_unpackhi_epi16(scales, zero) : _mm256_unpacklo_epi16(scales, zero);
     return _mm256_srai_epi32(odd ? _mm256_unpackhi_epi16(zero, scales) : _mm256_unpacklo_epi16(zero, scales), 16);
 }
-/* What is taken off: (even, odd) of each row's mins, or scales. */
+/* (even, odd) of each row's mins. */
 TILE_INLINE __m256i min_pair(const tensor_type ty, const uint8_t *unit, int j) {
     __m256i v;
     if (SCALES_32(ty)) return _mm256_cvtepu8_epi16(load128(unit + 96 + 16 * j));
-    if (ty == TENSOR_Q2_K)
-        v = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(load128(unit + 32 + 16 * j), 4), _mm_set1_epi8(15)));
-    else
-        v = scale_pair(ty, unit, j);
+    v = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(load128(unit + 32 + 16 * j), 4), _mm_set1_epi8(15)));
     return _mm256_unpacklo_epi16(v, _mm256_srli_si256(v, 8));
 }
 TILE_INLINE const void *sum_pair(const tensor_type ty, const act_i8_256 *a, int j) {
     return SCALES_32(ty) ? a->sum32 + 2 * j : a->sum16 + 2 * j;
+}
+
+/* What the sum of 16 columns starts at: -32, or -4, times that of the token. */
+TILE_INLINE __m256i start(const tensor_type ty, const act_i8_256 *a, int j) {
+    if (ty == TENSOR_Q6_K) return bcast32(a->minus32 + j);
+    if (ty == TENSOR_Q3_K) return _mm256_srai_epi32(bcast32(a->minus32 + j), 3);
+    return _mm256_setzero_si256();
+}
+TILE_INLINE pair start_pair(const tensor_type ty, const act_i8_256 *a, int j) {
+    if (ty == TENSOR_Q6_K) return pair_bcast(a->minus32 + j);
+    if (ty == TENSOR_Q3_K) return pair_shr(pair_bcast(a->minus32 + j), 3);
+    return pair_zero();
 }
 
 TILE_INLINE __m256i add_scaled(const tensor_type ty, __m256i sum, __m256i acc, __m256i scale) {
@@ -66,7 +74,6 @@ TILE_INLINE __m256i add_scaled(const tensor_type ty, __m256i sum, __m256i acc, _
 TILE_INLINE __m256 finish(const tensor_type ty, __m256 f, __m256i sum, __m256i mins, __m256 d, __m256 dmin,
                           const act_i8_256 *a) {
     __m256 s = _mm256_broadcast_ss(&a->scale);
-    if (!HAS_MIN(ty)) sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(mins, LOG_OFFSET(ty)));
     f = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, s), f);
     return HAS_MIN(ty) ? _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), _mm256_mul_ps(dmin, s), f) : f;
 }
@@ -92,13 +99,16 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
         for (int r = 0; r < nr; r++) prefetch(p[r], ahead, COLUMNS_AT(ty));
         for (int s = 0; s < 8; s += 2) { /* two times 32 columns: one pair of scales, or two */
             UNROLL
-            for (int r = 0; r < nr; r++) prefetch(p[r] + COLUMNS_AT(ty) + SUB(ty) * s, ahead, 2 * SUB(ty));
-            UNROLL
             for (int e = 0; e < 16 / step; e++) {
-                const int sub = e * step / 8, h = e * step % 8 / 4;
+                const int sub = e * step / 8, h = e * step % 8 / 4, off = COLUMNS_AT(ty) + SUB(ty) * sub;
+                const int part = ty == TENSOR_Q6_K ? 2 : 1; /* prefetches are for two lines at least */
                 __m256i acc[16];
                 UNROLL
-                for (int i = 0; i < n; i++) acc[i] = _mm256_setzero_si256();
+                for (int r = 0; r < nr; r++) {
+                    if (h < part) prefetch(p[r] + off + SUB(ty) * s + SUB(ty) / 2 * h, ahead, SUB(ty) / part);
+                }
+                UNROLL
+                for (int i = 0; i < n; i++) acc[i] = start(ty, a + i / nr, 2 * (s + sub) + h);
                 UNROLL
                 for (int i = 0; i < step; i++) {
                     const int q = ty == TENSOR_Q4_K ? i >> 1 | (i & 1) << 2 : 4 * h + i;
@@ -108,7 +118,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     for (int c = 0; c < nc; c++) x[c] = bcast32(a[c].q + 32 * (s + sub) + 4 * q);
                     UNROLL
                     for (int r = 0; r < nr; r++) {
-                        v = unpack(ty, p[r] + COLUMNS_AT(ty) + SUB(ty) * (s + sub), q);
+                        v = unpack(ty, p[r] + off + SUB(ty) * s, q);
                         UNROLL
                         for (int c = 0; c < nc; c++) acc[c * nr + r] = DP8(acc[c * nr + r], v, x[c]);
                     }
@@ -120,9 +130,10 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     UNROLL
                     for (int c = 0; c < nc; c++) {
                         const int i = c * nr + r;
-                        if (in_regs)
+                        if (in_regs) {
                             sum[i] = add_scaled(ty, sum[i], acc[i], sc);
-                        else
+                            HOLD(sum[i]);
+                        } else
                             tmp[i] = add_scaled(ty, tmp[i], acc[i], sc);
                     }
                 }
@@ -134,13 +145,15 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             __m256i mins[4];
             UNROLL
             for (int c = 0; c < nc; c++) mins[c] = _mm256_setzero_si256();
-            UNROLL
-            for (int j = 0; j < n_pairs; j++) {
-                __m256i v;
-                FENCE();
-                v = min_pair(ty, p[r], j);
+            if (HAS_MIN(ty)) {
                 UNROLL
-                for (int c = 0; c < nc; c++) mins[c] = DP16(mins[c], v, bcast32(sum_pair(ty, a + c, j)));
+                for (int j = 0; j < n_pairs; j++) {
+                    __m256i v;
+                    FENCE();
+                    v = min_pair(ty, p[r], j);
+                    UNROLL
+                    for (int c = 0; c < nc; c++) mins[c] = DP16(mins[c], v, bcast32(sum_pair(ty, a + c, j)));
+                }
             }
             UNROLL
             for (int c = 0; c < nc; c++) {
@@ -153,9 +166,10 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
     }
 }
 
-/* ---- panel, per unit: 64 pairs of bytes, scales, what is taken off, d and dmin ---- */
+/* ---- panel, per unit: 64 pairs of bytes, scales, mins, d and dmin ---- */
 
-#define PANEL_UNIT(ty) (64 * (64 + N_SCALES(ty) + N_SCALES(ty) / 2 + 2))
+#define N_MINS(ty)     (HAS_MIN(ty) ? N_SCALES(ty) / 2 : 0)
+#define PANEL_UNIT(ty) (64 * (64 + N_SCALES(ty) + N_MINS(ty) + 2))
 
 TILE_INLINE void put(uint8_t *o, int index, int r, __m256i v) {
     _mm256_store_si256((__m256i *)(o + 64 * index + 32 * r), v);
@@ -163,7 +177,7 @@ TILE_INLINE void put(uint8_t *o, int index, int r, __m256i v) {
 
 TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
                               uint8_t *o) {
-    const int n = N_SCALES(ty), tail = 64 + n + n / 2;
+    const int n = N_SCALES(ty), tail = 64 + n + N_MINS(ty);
     for (uint32_t u = 0; u < n_units; u++, w0 += UNIT(ty), w1 += UNIT(ty), o += PANEL_UNIT(ty))
         for (int r = 0; r < 2; r++) {
             const uint8_t *p = r ? w1 : w0;
@@ -175,7 +189,7 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
                 __m256i v = scale_pair(ty, p, j / 2);
                 put(o, 64 + j, r, scale_of(ty, v, 0));
                 put(o, 64 + j + 1, r, scale_of(ty, v, 1));
-                put(o, 64 + n + j / 2, r, min_pair(ty, p, j / 2));
+                if (HAS_MIN(ty)) put(o, 64 + n + j / 2, r, min_pair(ty, p, j / 2));
             }
             put(o, tail, r, _mm256_castps_si256(half8(p)));
             if (HAS_MIN(ty)) put(o, tail + 1, r, _mm256_castps_si256(half8(p + 16)));
@@ -185,10 +199,10 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
 /* nc tokens: up to 4 at act, or 8 of which the last 4 are at act2. */
 TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p, const void *act, const void *act2,
                             uint32_t n_units, __m256 *sums) {
-    const int n = N_SCALES(ty), n_pairs = n / 2, per = 64 / n, step = nc < 4 ? nc : 4;
+    const int n = N_SCALES(ty), per = 64 / n, step = nc < 4 ? nc : 4;
     const act_i8_256 *a = act, *a2 = act2;
     for (uint32_t u = 0; u < n_units; u++, a += step, a2 += nc > 4 ? step : 0, p += PANEL_UNIT(ty)) {
-        const uint8_t *tail = p + 64 * (64 + n + n / 2);
+        const uint8_t *tail = p + 64 * (64 + n + N_MINS(ty));
         pair sum[8], mins[8];
         pair_f d, dmin;
         UNROLL
@@ -196,7 +210,7 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
         for (int e = 0; e < n; e++) {
             pair acc[8], sc;
             UNROLL
-            for (int c = 0; c < nc; c++) acc[c] = pair_zero();
+            for (int c = 0; c < nc; c++) acc[c] = start_pair(ty, c < 4 ? a + c : a2 + c - 4, e);
             UNROLL
             for (int q = 0; q < per; q++) {
                 pair w;
@@ -213,14 +227,15 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
         }
         UNROLL
         for (int c = 0; c < nc; c++) mins[c] = pair_zero();
-        UNROLL
-        for (int j = 0; j < n_pairs; j++) {
-            pair v;
-            FENCE();
-            v = pair_load(p + 64 * (64 + n + j));
+        if (HAS_MIN(ty)) {
             UNROLL
-            for (int c = 0; c < nc; c++)
-                mins[c] = pair_dp16(mins[c], v, pair_bcast(sum_pair(ty, c < 4 ? a + c : a2 + c - 4, j)));
+            for (int j = 0; j < n / 2; j++) {
+                pair v;
+                FENCE();
+                v = pair_load(p + 64 * (64 + n + j));
+                UNROLL
+                for (int c = 0; c < nc; c++) mins[c] = pair_dp16(mins[c], v, pair_bcast(sum_pair(ty, c < 4 ? a + c : a2 + c - 4, j)));
+            }
         }
         d = pair_load_f(tail);
         dmin = HAS_MIN(ty) ? pair_load_f(tail + 64) : d;
@@ -228,7 +243,6 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
         for (int c = 0; c < nc; c++) {
             const act_i8_256 *x = c < 4 ? a + c : a2 + c - 4;
             pair_f f = pair_load_f(sums + 2 * c), s = pair_set_f(x->scale);
-            if (!HAS_MIN(ty)) sum[c] = pair_sub(sum[c], pair_shl(mins[c], LOG_OFFSET(ty)));
             f = pair_fma(pair_float(sum[c]), pair_mul_f(d, s), f);
             if (HAS_MIN(ty)) f = pair_fnma(pair_float(mins[c]), pair_mul_f(dmin, s), f);
             pair_store_f(sums + 2 * c, f);
@@ -260,8 +274,8 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) q6_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q2_k, TENSOR_Q2_K, 2, 16, 64)
-TYPE(q3_k, TENSOR_Q3_K, 2, 17, 64)
-TYPE(q4_k, TENSOR_Q4_K, 2, 24, 64)
-TYPE(q5_k, TENSOR_Q5_K, 2, 24, 64)
-TYPE(q6_k, TENSOR_Q6_K, 2, 24, 64)
+TYPE(q2_k, TENSOR_Q2_K, 2, 16, 192)
+TYPE(q3_k, TENSOR_Q3_K, 2, 17, 192)
+TYPE(q4_k, TENSOR_Q4_K, 2, 24, 192)
+TYPE(q5_k, TENSOR_Q5_K, 2, 24, 192)
+TYPE(q6_k, TENSOR_Q6_K, 2, 24, 192)
