@@ -48,6 +48,13 @@ TILE_INLINE void prefetch(const uint8_t *p, ptrdiff_t ahead, const int bytes) {
     for (int o = 0; o < bytes; o += 64) _mm_prefetch((const char *)p + ahead + o, _MM_HINT_T0);
 }
 
+/* Step i of n of a block of `bytes` at p[r] + off in nr streams: their prefetches take turns.  All at once they would be
+ * more than a core can wait for, and what it computes would wait behind them (measured, docs/performance.md). */
+TILE_INLINE void prefetch_turn(const uint8_t *const *p, int off, ptrdiff_t ahead, const int bytes, const int nr,
+                               const int i, const int n) {
+    if (i % (n / nr) == 0) prefetch(p[i / (n / nr)] + off, ahead, bytes);
+}
+
 /* Bits `mask` of v moved from bit `from` to bit `to`, in every byte. */
 TILE_INLINE __m256i field(__m256i v, const int from, const int to, const int mask) {
     v = from > to ? _mm256_srli_epi16(v, from - to) : from < to ? _mm256_slli_epi16(v, to - from) : v;

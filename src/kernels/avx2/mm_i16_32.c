@@ -52,6 +52,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                 const int j = ty == TENSOR_Q8_0 ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
                 __m256i x[4], v[4], y[4];
                 FENCE();
+                prefetch_turn(p, UNIT(ty) / N_BLOCKS(ty) * b, ahead, UNIT(ty) / N_BLOCKS(ty), nr, i, 8);
                 if (nr == 4) { /* activations stay in registers, weights pass */
                     UNROLL
                     for (int c = 0; c < nc; c++) {
@@ -99,10 +100,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             }
         }
         UNROLL
-        for (int r = 0; r < nr; r++) {
-            prefetch(p[r], ahead, UNIT(ty));
-            p[r] += UNIT(ty);
-        }
+        for (int r = 0; r < nr; r++) p[r] += UNIT(ty);
     }
     if (in_regs) {
         UNROLL

@@ -115,11 +115,14 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
         for (int r = 0; r < nr; r++) prefetch(p[r], ahead, COLUMNS_AT(ty));
         for (int s = 0; s < 8; s += 2) { /* two times 32 columns: one pair of scales, or two */
             UNROLL
-            for (int r = 0; r < nr; r++) prefetch(p[r] + COLUMNS_AT(ty) + SUB(ty) * s, ahead, 2 * SUB(ty));
-            UNROLL
             for (int e = 0; e < 16 / step; e++) {
                 const int sub = e * step / 8, h = e * step % 8 / 4, off = COLUMNS_AT(ty) + SUB(ty) * sub;
+                const int part = ty == TENSOR_Q6_K ? 2 : 1; /* prefetches are for two lines at least */
                 __m256i acc[16];
+                UNROLL
+                for (int r = 0; r < nr; r++) {
+                    if (h < part) prefetch(p[r] + off + SUB(ty) * s + SUB(ty) / 2 * h, ahead, SUB(ty) / part);
+                }
                 UNROLL
                 for (int i = 0; i < n; i++) acc[i] = start(ty, a + i / nr, 2 * (s + sub) + h);
                 multiply(ty, nr, nc, p, off + SUB(ty) * s, a, 32 * (s + sub), 4 * h, step, acc);
@@ -303,8 +306,8 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) q6_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q2_k, TENSOR_Q2_K, 10, 64)
-TYPE(q3_k, TENSOR_Q3_K, 12, 64)
-TYPE(q4_k, TENSOR_Q4_K, 16, 64)
-TYPE(q5_k, TENSOR_Q5_K, 12, 64)
-TYPE(q6_k, TENSOR_Q6_K, 12, 64)
+TYPE(q2_k, TENSOR_Q2_K, 10, 192)
+TYPE(q3_k, TENSOR_Q3_K, 12, 192)
+TYPE(q4_k, TENSOR_Q4_K, 16, 192)
+TYPE(q5_k, TENSOR_Q5_K, 12, 192)
+TYPE(q6_k, TENSOR_Q6_K, 12, 192)

@@ -51,6 +51,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                 const int q = HAS_BIT5(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
                 __m256i v[4], x[4];
                 FENCE();
+                prefetch_turn(p, unit / 2 * b, ahead, unit / 2, nr, i, 8);
                 if (nr == 4) { /* activations stay in registers, weights pass */
                     UNROLL
                     for (int c = 0; c < nc; c++) x[c] = bcast32(a[c].q + 4 * q);
@@ -86,10 +87,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             }
         }
         UNROLL
-        for (int r = 0; r < nr; r++) {
-            prefetch(p[r], ahead, unit);
-            p[r] += unit;
-        }
+        for (int r = 0; r < nr; r++) p[r] += unit;
     }
     if (in_regs) {
         UNROLL
