@@ -8,6 +8,19 @@
 #define N_BLOCKS(ty) ((ty) == TENSOR_IQ4_XS ? 8 : 2)
 #define UNIT(ty)     (HEAD(ty) + BLOCK(ty) * N_BLOCKS(ty))
 
+#if LANES_WIDE
+/* A word of pair nibbles holds columns 4j, 16 + 4j, 4j + 2, 16 + 4j + 2 from its low end on; vpermw looks words up by their
+ * low 4 bits, and so does without masks and widening. */
+TILE_INLINE __m256i raw(const tensor_type ty, const uint8_t *p, const int j) {
+    return ty == TENSOR_Q8_0 ? _mm256_setzero_si256() : load256(p + 32 * (j & 3));
+}
+TILE_INLINE __m256i widen(const tensor_type ty, const uint8_t *p, const int j, __m256i x, const int odd) {
+    const __m256i table = _mm256_setr_epi16(MM_IQ4_TABLE);
+    const int shift = 4 * (j >> 2) + 8 * odd;
+    if (ty == TENSOR_Q8_0) return _mm256_cvtepi8_epi16(load128(p + 32 * j + 16 * odd));
+    return _mm256_permutexvar_epi16(shift ? _mm256_srli_epi16(x, shift) : x, table);
+}
+#else
 /* IQ4: 8 rows x columns 4j..4j+3 of the block at p as code points. */
 TILE_INLINE __m256i raw(const tensor_type ty, const uint8_t *p, const int j) {
     const __m256i table = _mm256_setr_epi8(MM_IQ4_TABLE, MM_IQ4_TABLE);
@@ -18,6 +31,7 @@ TILE_INLINE __m256i widen(const tensor_type ty, const uint8_t *p, const int j, _
     if (ty == TENSOR_Q8_0) return _mm256_cvtepi8_epi16(load128(p + 32 * j + 16 * odd));
     return _mm256_srai_epi16(odd ? x : _mm256_slli_epi16(x, 8), 8);
 }
+#endif
 
 TILE_INLINE __m256 scale_of(const tensor_type ty, const uint8_t *unit, int b) {
     if (ty != TENSOR_IQ4_XS) return half8(unit + 16 * b);
@@ -52,6 +66,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                 const int j = ty == TENSOR_Q8_0 ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
                 __m256i x[4], y[4], v;
                 FENCE();
+                prefetch_turn(p, UNIT(ty) / N_BLOCKS(ty) * b, ahead, UNIT(ty) / N_BLOCKS(ty), nr, i, 8);
                 UNROLL
                 for (int r = 0; r < nr; r++) y[r] = raw(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j);
                 UNROLL
@@ -80,10 +95,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             }
         }
         UNROLL
-        for (int r = 0; r < nr; r++) {
-            prefetch(p[r], ahead, UNIT(ty));
-            p[r] += UNIT(ty);
-        }
+        for (int r = 0; r < nr; r++) p[r] += UNIT(ty);
     }
     if (in_regs) {
         UNROLL
