@@ -51,8 +51,8 @@ TILE_INLINE const void *sum_pair(const tensor_type ty, const act_i8_256 *a, int 
 }
 
 TILE_INLINE __m256i start(const tensor_type ty, const act_i8_256 *a, int j) {
-    if (ty == TENSOR_Q6_K) return bcast32(a->init[j]);
-    if (ty == TENSOR_Q3_K) return _mm256_srai_epi16(bcast32(a->init[j]), 3); /* -4 of -32: exact */
+    if (ty == TENSOR_Q6_K) return start32(a->init[j]);
+    if (ty == TENSOR_Q3_K) return _mm256_srai_epi16(start32(a->init[j]), 3); /* -4 of -32: exact */
     return _mm256_setzero_si256();
 }
 

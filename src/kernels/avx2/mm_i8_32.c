@@ -12,7 +12,7 @@
 TILE_INLINE __m256i start(const tensor_type ty, const act_i8_32 *a) {
     __m256i init;
     if (ty == TENSOR_Q4_1) return _mm256_setzero_si256();
-    init = bcast32(a->init);
+    init = start32(a->init);
     return HAS_BIT5(ty) ? _mm256_add_epi16(init, init) : init;
 }
 
