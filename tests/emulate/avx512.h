@@ -2,7 +2,7 @@
  *
  * Included before anything else in those files when HEDDLE_EMULATE is set (cmake/kernels.cmake).  What they use beyond
  * AVX2 means SIMDe's function of the same name from here on; AVX-VNNI's 256-bit forms mean their EVEX twins, which do
- * the same.  libsimde-dev 0.7.4 lacks the conversions below. */
+ * the same.  libsimde-dev 0.7.4 lacks the functions below. */
 #ifndef HD_TESTS_EMULATE_AVX512_H
 #define HD_TESTS_EMULATE_AVX512_H
 
@@ -36,12 +36,18 @@ static inline simde__m512i emulate_cvtepi8_epi32(__m128i v) {
     y.m256i[1] = _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(v, v));
     return simde__m512i_from_private(y);
 }
+static inline simde__m512i emulate_srai_epi32(simde__m512i v, unsigned n) {
+    simde__m512i_private x = simde__m512i_to_private(v);
+    for (int i = 0; i < 2; i++) x.m256i[i] = _mm256_srai_epi32(x.m256i[i], (int)n);
+    return simde__m512i_from_private(x);
+}
 
 /* Without this the unrolled tiles take minutes to compile. */
 #define TILE_PLAIN 1
 
 #undef _mm256_dpbusd_epi32
 #undef _mm256_dpwssd_epi32
+#undef _mm256_permutexvar_epi16
 #define __m512                  simde__m512
 #define __m512i                 simde__m512i
 #define _mm512_add_epi32        simde_mm512_add_epi32
@@ -63,11 +69,12 @@ static inline simde__m512i emulate_cvtepi8_epi32(__m128i v) {
 #define _mm512_setzero_ps       simde_mm512_setzero_ps
 #define _mm512_setzero_si512    simde_mm512_setzero_si512
 #define _mm512_slli_epi32       simde_mm512_slli_epi32
+#define _mm512_srai_epi32       emulate_srai_epi32
 #define _mm512_storeu_ps        simde_mm512_storeu_ps
 #define _mm512_storeu_si512     simde_mm512_storeu_si512
-#define _mm512_sub_epi32        simde_mm512_sub_epi32
 #define _mm256_dpbusd_epi32     simde_mm256_dpbusd_epi32
 #define _mm256_dpwssd_epi32     simde_mm256_dpwssd_epi32
+#define _mm256_permutexvar_epi16 simde_mm256_permutexvar_epi16
 #define _mm256_dpbusd_avx_epi32 simde_mm256_dpbusd_epi32
 #define _mm256_dpwssd_avx_epi32 simde_mm256_dpwssd_epi32
 
