@@ -46,7 +46,7 @@ size_t attn_scratch_bytes(uint32_t max_positions, uint32_t max_group) {
     (void)max_positions;
     (void)max_group;
 #if HD_HAVE_AVX2
-    return attn_avx2.scratch_bytes;
+    return attn_avx2.scratch_bytes > attn_avx512.scratch_bytes ? attn_avx2.scratch_bytes : attn_avx512.scratch_bytes;
 #elif HD_HAVE_NEON
     return attn_neon.scratch_bytes;
 #else
