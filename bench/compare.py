@@ -3,12 +3,15 @@
 
 usage: compare.py MODEL.gguf... [--rounds 7] [--threads 2] [-p 512] [-n 64] [-b 1,8] [--depth 0] [--flash on,off]
                   [--cpu] [--peer-only] [--json OUT]        (setting up the peer: tests/oracle/peer.py)
+                  [--bin "NAME=DIR;FLAGS;FLAGS"]...         (llama-bench and llama-batched-bench of DIR instead)
 
 Each round starts a fresh process of each engine in turn: `heddle bench MODEL -p P -n N -b ROWS --threads T --json`, then
 llama.cpp through llama-cpp-python's low-level calls with each --flash setting.  The order turns round every round.
 What the peer's timers include: one llama_decode call of P tokens into an empty cache, logits of the last token only
 (prefill); N calls of one token for each of ROWS sequences of their own, logits of every token, tokens fixed beforehand
 so that no sampling is timed (decode).  Each follows an untimed warm-up of the same shape.  Loading is not included.
+--bin takes the peer's own programs: llama-bench for the prefill and one row, llama-batched-bench for more rows (each with a
+prompt of one token), with FLAGS added to the one and the other; for any fork that has kept them.
 --cpu compares tokens per second of CPU time of each whole process instead, with one thread: what an idle machine would show,
 as far as a neighbour takes turns and not memory bandwidth; for machines that are never quiet.
 Ratios are heddle / peer within a round, against the peer's better setting of that round: min, median, max.
@@ -67,6 +70,33 @@ def bench_peer(model, a):
     print(json.dumps(out))
 
 
+def bench_programs(spec, model, a):
+    """One run of the programs of --bin, in the shape of `heddle bench --json`."""
+    place, *flags = (spec.split("=", 1)[1] + ";;").split(";")
+    flags = dict(zip(("llama-bench", "llama-batched-bench"), flags))
+    out = {"prefill": [], "decode": [], "isa": "", "version": spec}
+
+    def call(program, *more):
+        cmd = [os.path.join(place, program), "-m", model, "-t", str(a.threads), *flags[program].split(), *more]
+        p = subprocess.run(cmd, capture_output=True, timeout=1800)
+        if p.returncode:
+            sys.exit(f"{program}: exit {p.returncode}\n{p.stderr.decode(errors='replace')[-2000:]}")
+        return p.stdout.decode(), p.stderr.decode()
+
+    depth = ["-gp", f"{a.depth},{a.n}"] if a.depth else []
+    for x in json.loads(call("llama-bench", "-p", str(a.p), "-n", "0" if depth else str(a.n), "-r", "1", "-o", "json", *depth)[0]):
+        what = "decode" if x["n_gen"] else "prefill"
+        out[what].append({"tokens": x["n_prompt"], "rows": 1, "tok_s": x["avg_ts"]})
+    for rows in (r for r in a.b.split(",") if r not in "01"):
+        ctx = str(int(rows) * (a.depth + a.n + 8))
+        said = call("llama-batched-bench", "-c", ctx, "-npp", str(a.depth or 1), "-ntg", str(a.n), "-npl", rows)
+        for line in "".join(said).splitlines():  # forks print the table here or there
+            cells = [c.strip() for c in line.split("|")]
+            if len(cells) > 8 and cells[3] == rows:
+                out["decode"].append({"rows": int(rows), "tok_s": float(cells[8])})
+    return out
+
+
 def flat(r, cpu):
     """{"prefill 512": tok/s, "decode 1": tok/s, ...}"""
     speed = lambda x: x["cpu_tok_s"] if cpu and "cpu_tok_s" in x else x["tok_s"]
@@ -92,6 +122,7 @@ def main():
     ap.add_argument("--cpu", action="store_true")
     ap.add_argument("--peer-only", action="store_true")
     ap.add_argument("--json")
+    ap.add_argument("--bin", action="append", default=[], metavar="NAME=DIR;FLAGS;FLAGS")
     ap.add_argument("--bench-peer", action="store_true", help=argparse.SUPPRESS)
     a = ap.parse_args()
     if a.cpu:
@@ -106,11 +137,18 @@ def main():
             json.dump(raw, f, indent=1)
 
 
+def run_json(cmd):
+    p = subprocess.run(cmd, capture_output=True, timeout=1800)
+    if p.returncode:
+        sys.exit(f"{' '.join(cmd)}: exit {p.returncode}\n{p.stderr.decode(errors='replace')[-2000:]}")
+    return json.loads(p.stdout)
+
+
 def compare(model, a):
     """All rounds on one file; prints a table and returns every run."""
     shape = ["-p", str(a.p), "-n", str(a.n), "-b", a.b, "--depth", str(a.depth), "--threads", str(a.threads)]
     itself = [sys.executable, os.path.abspath(__file__), model, *shape, "--bench-peer", *["--cpu"] * a.cpu, "--flash"]
-    engines = [("peer flash " + f, itself + [f]) for f in a.flash.split(",")]
+    engines = [("peer flash " + f, itself + [f]) for f in a.flash.split(",")] if not a.bin else [(b.split("=")[0], b) for b in a.bin]
     if not a.peer_only:
         engines.insert(0, ("heddle", [P.HEDDLE, "bench", model, *shape, "--json"]))
     load = os.getloadavg()[0]
@@ -121,17 +159,15 @@ def compare(model, a):
     raw = []
     for k in range(a.rounds):
         for name, cmd in engines if k % 2 == 0 else engines[::-1]:
-            p = subprocess.run(cmd, capture_output=True, timeout=1800)
-            if p.returncode:
-                sys.exit(f"{' '.join(cmd)}: exit {p.returncode}\n{p.stderr.decode(errors='replace')[-2000:]}")
-            r = json.loads(p.stdout)
+            r = bench_programs(cmd, model, a) if isinstance(cmd, str) else run_json(cmd)
             raw.append({"model": model, "round": k, "engine": name, **r})
             runs[name].append(flat(r, a.cpu))
     info = {x["engine"]: x for x in raw}
-    some = info[engines[-1][0]]
     print(f"{os.path.basename(model)}, {a.threads} threads, {a.rounds} rounds, depth {a.depth}; load before {load:.2f}"
           + ("; tok/s of CPU time" if a.cpu else ""))
-    print(f"peer: {some['version']}, {some['isa']}")
+    for name in info:
+        if name != "heddle":
+            print(f"{name}: {info[name]['version']}, {info[name]['isa']}")
     if "heddle" in info:
         print(f"heddle: isa {info['heddle'].get('isa')}, threads {info['heddle'].get('threads')}")
     peers = [n for n in runs if n != "heddle"]
