@@ -44,7 +44,7 @@ static void a_neighbour_takes_one_member(void **state) {
     for (unsigned n = 2; n <= 16; n *= 2) {
         world w = {.now = 5};
         crew_init(&w.c, n);
-        live(&w, 60 * MS, 3 * MS, n - 1, 0.5); /* the last one shares its core */
+        live(&w, 80 * MS, 3 * MS, n - 1, 0.5); /* the last one shares its core */
         assert_int_equal(w.c.active, n - 1);
         live(&w, 10000 * MS, 3 * MS, n - 1, 0.5);
         assert_true(w.c.active >= n - 1);
@@ -61,7 +61,7 @@ static void many_neighbours_leave_one(void **state) {
     (void)state;
     world w = {.now = 5};
     crew_init(&w.c, 8);
-    live(&w, 500 * MS, 3 * MS, 0, 0.7);
+    live(&w, 600 * MS, 3 * MS, 0, 0.7);
     assert_int_equal(w.c.active, 1);
     live(&w, 5000 * MS, 3 * MS, 8, 0);
     assert_int_equal(w.c.active, 8);
@@ -77,7 +77,7 @@ static void small_losses_are_borne(void **state) {
     crew_init(&c, 2);
     crew_note(&c, 1, 800 * MS, 90 * MS);
     assert_int_equal(c.active, 2);
-    crew_note(&c, 1, 800 * MS, 250 * MS);
+    crew_note(&c, 1, 800 * MS, 350 * MS);
     assert_int_equal(c.active, 1);
 }
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 enum {
-    CREW_WINDOW_NS = 20000000,    /* of work between two judgements: several time slices of a busy neighbour */
+    CREW_WINDOW_NS = 50000000,    /* of work between two judgements: a dozen time slices; 20 ms fell for passing trouble */
     CREW_HOLD_MIN_NS = 100000000, /* a crew that shrank stays so for this long, */
     CREW_HOLD_MAX_NS = 1600000000 /* doubled each time that a new try fails at once, up to this: a try costs about a window */
 };

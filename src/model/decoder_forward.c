@@ -16,7 +16,7 @@
 enum {
     PACK_TOKENS = 4,    /* mm_act_pack may be split at multiples of this; so many and fewer are one member's work */
     FEW_TOKENS = 32,    /* about where weights stop being read as distant streams (mm_mul) */
-    PIECE_BYTES = 48 << 10, /* of weights, for few tokens the least that pays for a call's streams */
+    PIECE_BYTES = 64 << 10, /* of weights, for few tokens the least that pays for a call's streams */
     ATTN_TILE = 16,     /* queries of one segment that share a pass over the keys */
     PHASES_PER_LAYER = 10,
     PHASES_OUTSIDE = 4
@@ -226,7 +226,7 @@ static bool take_grains(const worker *w, atomic_size_t *next, size_t n, const gr
     size_t at = atomic_load_explicit(next, memory_order_relaxed), k;
     do {
         if (at >= n) return false;
-        k = g->falling ? (n - at) / (2 * (size_t)w->n) : 1;
+        k = !g->falling ? 1 : w->n == 1 ? n : (n - at) / (2 * (size_t)w->n);
         if (k < g->min) k = g->min;
         if (k > n - at) k = n - at;
     } while (!atomic_compare_exchange_weak_explicit(next, &at, at + k, memory_order_relaxed, memory_order_relaxed));
