@@ -30,7 +30,7 @@ TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const void *act, con
 #define ONE(nc)                                                                                                        \
     static void p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {                 \
         (void)tmp;                                                                                                     \
-        panel_tile(nc, p, a, NULL, n_units, sums);                                                                     \
+        panel_tile(nc, p, a, a, n_units, sums);                                                                        \
     }
 ONE(1)
 ONE(2)

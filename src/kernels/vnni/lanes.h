@@ -126,7 +126,7 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
 #define PANEL(name, ty, nc)                                                                                            \
     static void name##_p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {          \
         (void)tmp;                                                                                                     \
-        panel_tile(ty, nc, p, a, NULL, n_units, sums);                                                                 \
+        panel_tile(ty, nc, p, a, a, n_units, sums);                                                                    \
     }
 #define TYPE(name, ty, units, from, near)                                                                              \
     PANEL(name, ty, 1)                                                                                                 \
