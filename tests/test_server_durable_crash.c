@@ -351,12 +351,38 @@ static void two_servers(void **state) {
     drig_close(&d);
 }
 
+/* A cancel that was answered is on disk: the power goes at once, and the next life does not take it up again. */
+static void cancels_are_kept(void **state) {
+    drig d;
+    (void)state;
+    drig_open(&d, durable_script, NULL, NULL);
+    for (uint64_t life = 0; life < 6; life++) {
+        client c;
+        char id[64], json[100], path[100], key[20];
+        json_t *v;
+        snprintf(key, sizeof key, "c%d", (int)life);
+        begin(&c, &d, CHAT, key, "{\"stream\":true,\"max_tokens\":3000," MSG("long") "}", "id: 5\n");
+        id_of(buf_cstr(&c.body), id);
+        snprintf(json, sizeof json, "{\"id\":\"%s\"}", id);
+        snprintf(path, sizeof path, CHAT "/%s", id);
+        v = rig_post(&d.r, "/v1/heddle/cancel", json, NULL);
+        assert_true(json_is_true(at(v, "cancelled")));
+        json_decref(v);
+        if (life % 2) assert_string_equal(ask_bad(&d, "GET", path, NULL, NULL, 499), "cancelled_by_request");
+        drig_restart(&d, life);
+        assert_string_equal(ask_bad(&d, "GET", path, NULL, NULL, 499), "cancelled_by_request");
+        assert_int_equal(durable_now(&d, "running"), 0);
+        client_close(&c);
+    }
+    drig_close(&d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(power_cuts),      cmocka_unit_test(many_lives),      cmocka_unit_test(changed_defaults),
         cmocka_unit_test(changed_identity), cmocka_unit_test(deadline),       cmocka_unit_test(more_than_the_queue),
         cmocka_unit_test(lost_durability), cmocka_unit_test(lost_and_found),  cmocka_unit_test(drain),
-        cmocka_unit_test(cut_in_a_character), cmocka_unit_test(two_servers),
+        cmocka_unit_test(cut_in_a_character), cmocka_unit_test(two_servers),    cmocka_unit_test(cancels_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

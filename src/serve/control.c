@@ -6,6 +6,7 @@
 #include "base/jsonw.h"
 #include "serve/gen.h"
 #include "serve/metrics.h"
+#include "serve/runner.h"
 #include "serve/state.h"
 
 #include <stdio.h>
@@ -183,6 +184,7 @@ static bool unknown_id(serve_error *e, const char *id) {
 void control_cancel(conn *c) {
     serve_error e = {0};
     const char *id;
+    runner *r;
     json_t *body = read_control(c, &id, &e);
     int known = body ? gen_cancel_id(c->srv, c->key, id, CANCEL_BY_REQUEST) : -1;
     if (known < 0 && !e.status && c->srv->dur) { /* of an earlier life, perhaps: the log knows */
@@ -191,7 +193,8 @@ void control_cancel(conn *c) {
         return;
     }
     if (known < 0) unknown_id(&e, id);
-    if (e.status) http_reply_error(c, &e);
+    if (known == 1 && (r = runner_find_id(c->srv, id))) gen_start_cancelled(c, r);
+    else if (e.status) http_reply_error(c, &e);
     else reply_control(c, id, "cancelled", known == 1);
     json_decref(body);
 }

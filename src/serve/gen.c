@@ -219,6 +219,19 @@ void gen_start_stored(conn *c, const dialect *d, gen_kind kind, const char *id) 
     push(g);
 }
 
+void gen_start_cancelled(conn *c, runner *r) {
+    gen *g = make(c, r->d, GEN_CANCEL);
+    if (!g) return;
+    g->phase = GEN_ACTIVE;
+    g->view.how = VIEW_STORED;
+    memcpy(g->id, r->id, sizeof g->id);
+    link_gen(g);
+    c->gen = g;
+    runner_view(r, g);
+    if (gen_time(g, STORED_PATIENCE_US)) gen_drain(g);
+    else stored_cancelled(g, true); /* without memory for a timer: not known to be on disk */
+}
+
 /* ---- loop thread ---- */
 
 void gen_cancel_sessions(gen *g, cancel_reason why) {

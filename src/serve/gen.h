@@ -93,6 +93,7 @@ typedef enum {
     GEN_DELETE,
     GEN_KNOWN, /* a cancel of an id that no generation has: is it stored? */
     GEN_NAMES, /* the names of stored ones */
+    GEN_CANCEL, /* a cancel of one that runs, until that is on disk; no planner sees it */
 } gen_kind;
 
 struct gen {
@@ -170,9 +171,12 @@ struct gen {
 void gen_start(conn *c, const dialect *d);
 /* Likewise GET or DELETE of a stored response (c->path ends with its id), or the answer to a cancel of an unknown id. */
 void gen_start_stored(conn *c, const dialect *d, gen_kind kind, const char *id);
+/* Loop: c cancelled what r generates, and is answered when that is on disk, or after 5 s. */
+void gen_start_cancelled(conn *c, runner *r);
 void gen_planned(gen *g);  /* a planner is done with it */
 void gen_drain(gen *g);    /* its sessions have something */
 void gen_resume(gen *g);   /* its output went down */
+bool gen_time(gen *g, uint64_t us); /* call on_timer then; false: no memory */
 void gen_abandon(gen *g);  /* its peer has gone */
 /* Cancel by response id, for the holder of API key `key`: 1 cancelled now, 0 known but over, -1 unknown, or not his. */
 int gen_cancel_id(server *s, size_t key, const char *id, cancel_reason why);

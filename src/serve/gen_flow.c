@@ -9,6 +9,7 @@
 
 #include "serve/bounds.h"
 #include "serve/metrics.h"
+#include "serve/stored.h"
 #include "serve/stream.h"
 
 #include "base/mem.h"
@@ -327,6 +328,10 @@ static void drain(gen *g, unsigned budget) {
     hd_buf *out = &s->scratch;
     serve_error e = {0};
     if (g->phase != GEN_ACTIVE || !g->conn || g->conn->dead) return;
+    if (g->kind == GEN_CANCEL) {
+        stored_cancelled(g, false);
+        return;
+    }
     buf_clear(out);
     if (g->view.how && gen_streams(g) && !g->view.told && viewer_lost(g)) {
         g->view.told = true;
@@ -368,6 +373,10 @@ static void on_timer(evutil_socket_t fd, short what, void *arg) {
     server *s = g->srv;
     (void)fd, (void)what;
     if (g->phase != GEN_ACTIVE || !g->conn) return;
+    if (g->kind == GEN_CANCEL) {
+        stored_cancelled(g, true);
+        return;
+    }
     if (!gen_streams(g)) {
         arm(g, HELD_READ_US);
         if (may_collect(g)) g->held = false;
@@ -394,6 +403,12 @@ static void on_timer(evutil_socket_t fd, short what, void *arg) {
         arm(g, s->opt.comment_us - silent);
     }
     if (g->view.how) drain(g, DRAIN_EVENTS); /* it may wait for a log that hangs */
+}
+
+bool gen_time(gen *g, uint64_t us) {
+    if (!(g->timer = evtimer_new(g->srv->base, on_timer, g))) return false;
+    arm(g, us);
+    return true;
 }
 
 /* Echo of prompts in front of the answers. */

@@ -119,10 +119,11 @@ const char *runner_event(runner *r, uint32_t i, view_place *p, size_t *n) {
 /* ---- events ---- */
 
 static void tell_viewers(runner *r) {
-    for (gen *g = r->viewers, *next; g; g = next) {
-        next = g->view.next;
-        gen_drain(g);
-    }
+    for (int i = 0; i < 2; i++)
+        for (gen *g = i ? r->cancels : r->viewers, *next; g; g = next) {
+            next = g->view.next;
+            gen_drain(g);
+        }
 }
 
 static void cancel_sessions(runner *r, cancel_reason why) {
@@ -234,7 +235,7 @@ static void runner_end(runner *r) {
 /* Ended, on disk, and nobody watches: it goes. */
 static void retire(runner *r) {
     server *s = r->srv;
-    if (!r->adopted || !r->over || !r->flushed || r->viewers) return;
+    if (!r->adopted || !r->over || !r->flushed || r->viewers || r->cancels) return;
     if (r->prev) r->prev->next = r->next;
     else s->runners = r->next;
     if (r->next) r->next->prev = r->prev;
@@ -302,20 +303,22 @@ runner *runner_find_id(server *s, const char *id) {
 }
 
 void runner_view(runner *r, gen *g) {
+    gen **list = g->kind == GEN_CANCEL ? &r->cancels : &r->viewers;
     g->view.r = r;
     g->view.prev = NULL;
-    if ((g->view.next = r->viewers)) r->viewers->view.prev = g;
-    r->viewers = g;
-    r->n_viewers++;
+    if ((g->view.next = *list)) (*list)->view.prev = g;
+    *list = g;
+    r->n_viewers += g->kind != GEN_CANCEL;
 }
 
 void runner_unview(runner *r, gen *g) {
+    gen **list = g->kind == GEN_CANCEL ? &r->cancels : &r->viewers;
     if (g->view.prev) g->view.prev->view.next = g->view.next;
-    else r->viewers = g->view.next;
+    else *list = g->view.next;
     if (g->view.next) g->view.next->view.prev = g->view.prev;
     g->view.prev = g->view.next = NULL;
     g->view.r = NULL;
-    r->n_viewers--;
+    r->n_viewers -= g->kind != GEN_CANCEL;
     if (r->lost && !r->over) server_notify(&r->w); /* a row may have waited for this viewer */
     retire(r);
 }

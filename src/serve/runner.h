@@ -38,6 +38,7 @@ struct runner {
     runner *prev, *next;  /* the server's list; dead: next only */
     gen *viewers;
     uint32_t n_viewers;
+    gen *cancels;         /* who cancelled it and waits until its end is on disk */
     const dialect *d;
     char id[64];
     uint8_t ns[JOURNAL_DIGEST];
@@ -67,7 +68,7 @@ void runner_free(runner *r);
 void runner_adopt(runner *r);
 runner *runner_find(server *s, uint64_t order);
 runner *runner_find_id(server *s, const char *id);
-void runner_view(runner *r, gen *g);   /* one more viewer */
+void runner_view(runner *r, gen *g);   /* one more viewer, or who cancelled it (kind GEN_CANCEL) */
 void runner_unview(runner *r, gen *g); /* one less */
 /* The tail has event `index` of choice i: its bytes, as event_pack laid them out, and their number. */
 const char *runner_event(runner *r, uint32_t i, view_place *p, size_t *n);

@@ -148,3 +148,19 @@ void stored_status(gen *g) {
     http_reply(c, g->kind == GEN_POST ? 202 : 200, "application/json", NULL, buf_cstr(&g->reply), g->reply.len);
     gen_release(g);
 }
+
+void stored_cancelled(gen *g, bool late) {
+    conn *c = g->conn;
+    const runner *r = g->view.r;
+    jsonw w;
+    bool did = !r->over || (r->error.code && !strcmp(r->error.code, cancel_reason_name(CANCEL_BY_REQUEST)));
+    if (!late && !viewer_may_end(g)) return;
+    jsonw_init(&w, &g->reply);
+    jsonw_obj(&w);
+    jsonw_key(&w, "id"), jsonw_str(&w, g->id);
+    jsonw_key(&w, "cancelled"), jsonw_bool(&w, did);
+    jsonw_obj_end(&w);
+    c->gen = NULL;
+    http_reply(c, 200, "application/json", NULL, buf_cstr(&g->reply), g->reply.len);
+    gen_release(g);
+}

@@ -11,5 +11,8 @@ bool stored_query(gen *g, const httpreq *r, serve_error *e);
 void stored_plan(gen *g);
 /* Loop: answer that it is queued or in progress, and end. */
 void stored_status(gen *g);
+/* Loop: what g's connection cancelled has ended and that is on disk, or (late) has not in time: answer, and end.  Else nothing. */
+enum { STORED_PATIENCE_US = 5000000 };
+void stored_cancelled(gen *g, bool late);
 
 #endif
