@@ -27,6 +27,7 @@ static int usage(FILE *to) {
 #define X(name, what) fprintf(to, "  %-12s %s\n", #name, what);
     COMMANDS(X)
 #undef X
+    fprintf(to, "\n`heddle COMMAND --help` says what it takes; the options of all that load a model are in docs/cli.md.\n");
     if (to == stderr) return EXIT_USAGE;
     return stdout_ok() ? 0 : EXIT_FAILED;
 }
@@ -36,7 +37,7 @@ int main(int argc, char **argv) {
     hd_mem_tune();
     log_level_from_environment();
     if (!strcmp(argv[1], "--version")) argv[1] = (char *)(uintptr_t)"version";
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "help")) return usage(stdout);
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return usage(stdout);
 #define X(name, what)                                                                                                  \
     if (!strcmp(argv[1], #name)) return cmd_##name(argc - 1, argv + 1);
     COMMANDS(X)
