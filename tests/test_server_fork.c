@@ -3,6 +3,7 @@
  *
  * The oracle is the other way of asking: a client that keeps its history itself, on a server without a log. */
 #include "base/mem.h"
+#include "serve/record.h"
 #include "util/durable_rig.h"
 
 #include <stdarg.h>
@@ -555,6 +556,8 @@ static void refusals(void **state) {
         {"{" STORE "\"response_name\":\"a b\",\"messages\":[" FIRST "]}", "response_name", 400},
         {"{" STORE "\"response_name\":\"\\u00e4\",\"messages\":[" FIRST "]}", "response_name", 400},
         {"{" STORE "\"response_name\":\"a\\u0000\",\"messages\":[" FIRST "]}", "response_name", 400},
+        {"{" STORE "\"response_name\":\".\",\"messages\":[" FIRST "]}", "response_name", 400}, /* steps in a path */
+        {"{" STORE "\"response_name\":\"..\",\"messages\":[" FIRST "]}", "response_name", 400},
         {"{" STORE "\"response_name\":\"chatcmpl-a\",\"messages\":[" FIRST "]}", "response_name", 400},
         {"{" STORE "\"response_name\":\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\",\"messages\":[" FIRST "]}", "response_name", 400},
         {"{\"previous_response_id\":\"main\"}", "messages", 400},
@@ -611,6 +614,38 @@ static void with_note(drig *d, char from[64], const char *note) {
 }
 
 /* Conversations have the bounds of bodies: bytes and values. */
+/* What was found may be deleted while its conversation is parsed, which takes long enough here: then it was not there.  Nothing is
+ * answered as if it had said nothing. */
+static void deleted_meanwhile(void **state) {
+    enum { NOTE = 4 << 20, ROUNDS = 12 };
+    drig d;
+    char *json = malloc(NOTE + 200), path[200], ask_for[300];
+    size_t whole = 0;
+    (void)state;
+    open_rig(&d, plain, NULL);
+    sprintf(json, "{" STORE "\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"note\":\"%0*d\"}]}", NOTE, 0);
+    for (int i = -1; i < ROUNDS; i++) {
+        json_t *one = good(&d, json), *v;
+        client c;
+        int status;
+        snprintf(ask_for, sizeof ask_for, "{" IDS "\"previous_response_id\":\"%s\",\"messages\":[" USER("y") "]}", id(one));
+        snprintf(path, sizeof path, CHAT "/%s", id(one));
+        assert_true(client_open(&c, d.r.port));
+        assert_true(client_request(&c, "POST", CHAT, NULL, ask_for));
+        sleep_ms(i < 0 ? 0 : 2 * i);
+        if (i >= 0) hd_free(ask(&d, "DELETE", path, NULL, NULL, NULL, &status));
+        assert_true(client_finish(&c, LONG_DONE));
+        assert_non_null(v = json_loads(buf_cstr(&c.body), 0, NULL));
+        if (i < 0) whole = json_array_size(at(v, "prompt_token_ids"));
+        if (c.status == 200) assert_int_equal(json_array_size(at(v, "prompt_token_ids")), whole);
+        else if (c.status != 404 || strcmp(str_at(v, "error.code"), "not_found") != 0) fail_msg("%d %s", c.status, buf_cstr(&c.body));
+        client_close(&c);
+        json_decref(v), json_decref(one);
+    }
+    free(json);
+    drig_close(&d);
+}
+
 static void bounds(void **state) {
     enum { LARGE = 1200 * 1000, MANY = 700000, TURN = 2 + 9 + 1, QUESTION = 2 }; /* [user] x [bot] answer </s> */
     drig d;
@@ -650,8 +685,11 @@ static void depth(void **state) {
     journal *j;
     journal_entry *e;
     journal_accepted a = {.order = 0};
+    uint8_t extra[EVENT_EXTRA_MAX];
+    journal_event done;
     char last[64] = "";
     (void)state;
+    event_write(&(gen_event){.kind = EV_DONE, .finish = FINISH_STOP}, false, extra, &done); /* every answer has its end */
     open_rig(&d, plain, NULL);
     v = good(&d, "{" STORE "\"messages\":[" USER("x") "]}");
     rig_close(&d.r);
@@ -666,6 +704,7 @@ static void depth(void **state) {
         r.n_turn = sizeof turn - 1;
         r.after = a.order;
         assert_int_equal(journal_accept(j, &r, &a, NULL), HD_OK);
+        assert_int_equal(journal_append(j, a.order, 0, 0, &done, 1, NULL), HD_OK);
         assert_int_equal(journal_finish(j, a.order, JOURNAL_FINISHED, e->finished, e->finish, e->n_finish, NULL), HD_OK);
     }
     journal_entry_free(e);
@@ -686,7 +725,7 @@ int main(void) {
         cmocka_unit_test(names_move),          cmocka_unit_test(last_accepted_has_it), cmocka_unit_test(across_power_cuts),
         cmocka_unit_test(keys_are_apart),      cmocka_unit_test(unfinished_ones),      cmocka_unit_test(after_a_larger_cap),
         cmocka_unit_test(continued_messages),  cmocka_unit_test(refusals),             cmocka_unit_test(bounds),
-        cmocka_unit_test(depth),
+        cmocka_unit_test(deleted_meanwhile),   cmocka_unit_test(depth),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

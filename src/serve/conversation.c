@@ -29,10 +29,11 @@ enum {
 
 static bool oom(serve_error *e) { return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request"); }
 
+/* Of dots alone it would be a step in a path: clients and proxies take that before they ask. */
 bool conversation_is_name(const char *s) {
     static const char *const ids[] = {"chatcmpl-", "cmpl-", "resp_"};
     size_t n = strnlen(s, JOURNAL_NAME_BYTES + 1);
-    if (!n || n > JOURNAL_NAME_BYTES || s[strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")]) return false;
+    if (!n || n > JOURNAL_NAME_BYTES || !s[strspn(s, ".")] || s[strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")]) return false;
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
         if (!strncmp(s, ids[i], strlen(ids[i]))) return false;
     return true;
@@ -104,6 +105,15 @@ static bool too_large(const gen *g, serve_error *e) {
     return serve_fail(e, 413, "request_too_large", FIELD, "the conversation is larger than a body may be: %zu bytes", g->srv->opt.max_body_bytes);
 }
 
+/* It has no turn: it never had one, or was deleted since it was found. */
+static bool no_turn(gen *g, const char *id, serve_error *e) {
+    journal_entry *p;
+    hd_status st = durable_find(g, id, &p);
+    journal_entry_free(p);
+    if (st == HD_NOTFOUND) return not_there(e, id);
+    return serve_fail(e, 410, "events_lost", FIELD, "the response '%.100s' was stored by an earlier version, without its messages", id);
+}
+
 /* As one text, so that the bound on the values of a body counts all of them.  NULL: e is filled, or g->long_before. */
 static json_t *before(gen *g, const journal_entry *p, bool *continues, serve_error *e) {
     gathering t = {.n = 0};
@@ -113,10 +123,7 @@ static json_t *before(gen *g, const journal_entry *p, bool *continues, serve_err
     bool big;
     serve_error why = {0};
     hd_status st = journal_conversation(g->srv->dur->log, p->order, &n, &bytes, NULL);
-    if (st == HD_NOTFOUND) {
-        serve_fail(e, 410, "events_lost", FIELD, "the response '%.100s' was stored by an earlier version, without its messages", p->request.id);
-        return NULL;
-    }
+    if (st == HD_NOTFOUND) return no_turn(g, p->request.id, e), NULL;
     if (!st && bytes > g->srv->opt.max_body_bytes) return too_large(g, e), NULL;
     if (!st && bytes > PLANNER_LARGE_BODY && g->body.len <= PLANNER_LARGE_BODY && !g->long_before) return g->long_before = true, NULL;
     buf_init(&t.text, g->srv->opt.max_body_bytes + JOURNAL_TURNS + sizeof "{\"turns\":]}");
@@ -147,7 +154,7 @@ static json_t *before(gen *g, const journal_entry *p, bool *continues, serve_err
 typedef struct {
     hd_buf text;
     id_list ids;
-    bool bad;
+    bool bad, ended;
 } answered;
 
 static bool take(void *ctx, uint64_t index, const journal_event *in) {
@@ -156,7 +163,8 @@ static bool take(void *ctx, uint64_t index, const journal_event *in) {
     (void)index;
     if (!event_read(in, &ev)) return a->bad = true, false;
     if (ev.kind == EV_TOKEN) (void)id_list_add(&a->ids, ev.sample.id, NULL); /* past the limit they are not all there: seen below */
-    return ev.kind == EV_DONE || buf_add(&a->text, ev.text, ev.n_text);
+    if (ev.kind == EV_DONE) return a->ended = true;
+    return buf_add(&a->text, ev.text, ev.n_text);
 }
 
 /* The message of a choice, byte for byte what its reply had. */
@@ -178,6 +186,7 @@ static json_t *answer(gen *g, const journal_entry *p, uint32_t which, serve_erro
     if (st == HD_FAILED || a.bad) serve_fail(e, 410, "events_lost", FIELD, "the answer of '%.100s' cannot be read", p->request.id);
     else if (st) serve_fail(e, 503, "log_failed", NULL, "the request log cannot be read");
     else if (a.text.failed == HD_FULL) too_large(g, e);
+    else if (!a.text.failed && !a.ended) not_there(e, p->request.id); /* deleted since it was found: without events it is no answer */
     else if (a.text.failed || out.failed || !(m = json_loadb(out.data, out.len, JSON_ALLOW_NUL, NULL))) oom(e);
     buf_deinit(&a.text);
     buf_deinit(&out);
@@ -284,7 +293,7 @@ static bool fields(gen *g, const json_t *body, const char **id, int64_t *which, 
                           *id ? FIELD : NAME);
     if (!name) return true;
     if (!conversation_is_name(name))
-        return bad_field(e, NAME, NAME " must have 1 to %d of A-Z a-z 0-9 . _ - and not begin like an id", JOURNAL_NAME_BYTES);
+        return bad_field(e, NAME, NAME " must have 1 to %d of A-Z a-z 0-9 . _ -, not begin like an id and not be dots alone", JOURNAL_NAME_BYTES);
     if (g->view.how != VIEW_NEW)
         return bad_field(e, NAME, NAME " is for stored responses: it needs store, background or an Idempotency-Key");
     snprintf(g->name, sizeof g->name, "%s", name);
