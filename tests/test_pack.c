@@ -231,6 +231,29 @@ static void others_are_a_miss(void **state) {
     free(p);
 }
 
+/* How many warnings that writing gives; it must write nothing. */
+static int warnings_of_writing(void) {
+    char path[80], line[400];
+    int was = dup(2), n = 0, fd;
+    FILE *f;
+    snprintf(path, sizeof path, "%s/said", root);
+    fflush(stderr);
+    assert_true((fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600)) >= 0);
+    hd_log_set(HD_LOG_WARN);
+    dup2(fd, 2);
+    bool wrote = write_packed(&want, 0);
+    fflush(stderr);
+    hd_log_set(HD_LOG_ERROR);
+    dup2(was, 2);
+    close(was), close(fd);
+    assert_false(wrote);
+    assert_non_null(f = fopen(path, "r"));
+    while (fgets(line, sizeof line, f)) n += strstr(line, "is no file of this user") != NULL;
+    fclose(f);
+    unlink(path);
+    return n;
+}
+
 static void odd_things_in_the_directory(void **state) {
     char to[80];
     (void)state;
@@ -246,13 +269,17 @@ static void odd_things_in_the_directory(void **state) {
     unlink(path_of(&want));
     assert_int_equal(mkdir(path_of(&want), 0700), 0);
     assert_int_equal(load(&want), PACK_MISS);
+    assert_int_equal(warnings_of_writing(), 1); /* it will be so at every start */
     assert_int_equal(rmdir(path_of(&want)), 0);
     /* Of another user: not used, and not ours to remove. */
     if (geteuid() == 0) {
         assert_true(write_packed(&want, 0));
         assert_int_equal(chown(path_of(&want), 12345, 12345), 0);
         assert_int_equal(load(&want), PACK_MISS);
+        assert_int_equal(warnings_of_writing(), 1);
         assert_true(exists(&want));
+        assert_int_equal(chown(path_of(&want), 0, 0), 0);
+        assert_int_equal(warnings_of_writing(), 0); /* it was written before */
     }
     unlink(to);
 }
@@ -343,6 +370,7 @@ static void cap_and_least_recently_used(void **state) {
     assert_int_equal(flock(fd, LOCK_EX), 0);
     assert_false(write_packed(&w[1], 4 * one));
     assert_int_equal(access(path, F_OK), 0);
+    assert_true(exists(&w[0]) && exists(&w[3])); /* nothing goes for what is not written then */
     close(fd);
 }
 

@@ -69,8 +69,29 @@ static int by_use(const void *a, const void *b) {
     return x->used_ns < y->used_ns ? -1 : x->used_ns > y->used_ns;
 }
 
-/* The directory's lock is held.  Remove dead writers' files, and the longest unused until `need` more bytes are within the
- * cap.  False, with the reason in errno: they cannot be. */
+/* Half of what is free on the disk, when `freed` bytes more are. */
+static uint64_t disk_allows(const pack_writer *pw, uint64_t freed) {
+    struct statvfs vfs;
+    return fstatvfs(pw->dir_fd, &vfs) ? 0 : ((uint64_t)vfs.f_bavail * vfs.f_frsize + freed) / 2;
+}
+
+/* The longest unused go until `need` more bytes are within the cap.  None does if that is not enough, or the disk has no room
+ * even then: nobody's weights go for a file that is not written. */
+static bool evict(const pack_writer *pw, listed *v, size_t n, uint64_t total, uint64_t need) {
+    uint64_t freed = 0;
+    size_t k = 0;
+    if (n) qsort(v, n, sizeof *v, by_use);
+    while (k < n && total - freed > pw->cap - need) freed += v[k++].bytes;
+    errno = ENOSPC;
+    if (total - freed > pw->cap - need || disk_allows(pw, freed) < need) return false;
+    for (size_t i = 0; i < n && total > pw->cap - need; i++)
+        if (!unlinkat(pw->dir_fd, v[i].name, 0)) total -= v[i].bytes;
+    errno = ENOSPC;
+    return total <= pw->cap - need;
+}
+
+/* The directory's lock is held.  Remove dead writers' files, and others until `need` more bytes are within the cap.  False,
+ * with the reason in errno: they cannot be. */
 static bool make_room(const pack_writer *pw, uint64_t need) {
     listed *v = NULL;
     size_t n = 0, cap = 0;
@@ -78,6 +99,7 @@ static bool make_room(const pack_writer *pw, uint64_t need) {
     struct dirent *e;
     int fd = openat(pw->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    bool ok;
     if (!d) {
         if (fd >= 0) close(fd);
         return false;
@@ -95,12 +117,10 @@ static bool make_room(const pack_writer *pw, uint64_t need) {
         v[n++].used_ns = (int64_t)sb.st_mtim.tv_sec * 1000000000 + sb.st_mtim.tv_nsec;
     }
     closedir(d);
-    if (n) qsort(v, n, sizeof *v, by_use);
-    for (size_t i = 0; i < n && total > pw->cap - need; i++)
-        if (!unlinkat(pw->dir_fd, v[i].name, 0)) total -= v[i].bytes;
+    ok = evict(pw, v, n, total, need);
     hd_free(v);
-    errno = ENOSPC;
-    return total <= pw->cap - need;
+    if (!ok) errno = ENOSPC; /* also where the list could not be kept */
+    return ok;
 }
 
 static int lock_dir(const pack_writer *pw) {
@@ -132,6 +152,14 @@ static int open_tmp(const pack_writer *pw) {
     }
     close(fd);
     return -2;
+}
+
+/* What has the name and is nothing that pack_load would use: said, as otherwise every start would pack without a word. */
+static void tell_what_is_in_the_way(const pack_writer *pw) {
+    struct stat sb;
+    if (fstatat(pw->dir_fd, pw->name, &sb, AT_SYMLINK_NOFOLLOW)) return;
+    if (S_ISREG(sb.st_mode) && (sb.st_uid == geteuid() || sb.st_uid == 0) && !faccessat(pw->dir_fd, pw->name, R_OK, AT_EACCESS)) return;
+    hd_log(HD_LOG_WARN, "pack cache: %s: %s is no file of this user: the weights are packed at every start", pw->dir, pw->name);
 }
 
 static bool write_all(int fd, const void *p, size_t n, uint64_t at) {
@@ -166,11 +194,9 @@ static bool write_file(const pack_writer *pw, int fd) {
 
 /* The whole size at once, so that others count it. */
 static bool take_room(const pack_writer *pw, int fd, uint64_t need) {
-    struct statvfs vfs;
     int failed;
-    if (!make_room(pw, need) || fstatvfs(pw->dir_fd, &vfs)) return false;
-    if ((uint64_t)vfs.f_bavail * vfs.f_frsize / 2 < need) failed = ENOSPC;
-    else failed = ftruncate(fd, 0) ? errno : posix_fallocate(fd, 0, (off_t)need);
+    if (ftruncate(fd, 0) || !make_room(pw, need)) return false; /* a dead writer's of the same name had its room */
+    failed = disk_allows(pw, 0) < need ? ENOSPC : posix_fallocate(fd, 0, (off_t)need);
     errno = failed;
     return !failed;
 }
@@ -206,7 +232,10 @@ static bool write_one(pack_writer *pw) {
     }
     if (mkdir(pw->dir, 0700) && errno != EEXIST) goto failed;
     if ((pw->dir_fd = open(pw->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) goto failed;
-    if ((fd = begin(pw, need)) == -2) return false; /* another process does it, or did */
+    if ((fd = begin(pw, need)) == -2) { /* another process does it, or did */
+        tell_what_is_in_the_way(pw);
+        return false;
+    }
     if (fd < 0) goto failed;
     if (write_file(pw, fd) && !renameat(pw->dir_fd, pw->tmp, pw->dir_fd, pw->name)) {
         (void)fchmod(fd, 0400);   /* against slips: nobody has to write it again */
