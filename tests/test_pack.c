@@ -17,12 +17,14 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -613,6 +615,49 @@ static void a_changed_model_is_packed_anew(void **state) {
     unlink(moved);
 }
 
+/* Stores to a mapped page that was stored to before move no time: a model file that somebody can write to is not kept. */
+static void mapped_for_writing(void **state) {
+    char path[64];
+    uint8_t mark[16];
+    struct stat before, after;
+    answer a;
+    char *p;
+    int fd;
+    (void)state;
+    clear_dir();
+    snprintf(path, sizeof path, "%s/mapped.gguf", root);
+    assert_int_equal(tiny_model_write(tiny_variant_find("llama"), NULL, path), 0);
+    assert_true((fd = open(path, O_RDWR)) >= 0);
+    assert_int_equal(fcntl(fd, F_SETLEASE, F_RDLCK), -1);
+    if (errno != EAGAIN) { /* a file system without leases */
+        print_message("skipped: no leases in %s\n", root);
+        close(fd);
+        skip();
+    }
+    assert_int_equal(fstat(fd, &before), 0);
+    p = mmap(NULL, (size_t)before.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(p != MAP_FAILED);
+    close(fd); /* the mapping is enough */
+    *(volatile char *)(p + before.st_size - 5000) ^= 1;
+    assert_int_equal(stat(path, &before), 0);
+    sleep_for_ms(1100);
+    mark_of(path, mark, false);
+    ask(&a, path, dir, 1);
+    assert_int_equal(a.from, WEIGHTS_PACKED);
+    run_result_deinit(&a.r);
+    assert_int_equal(count_files(".pack", NULL), 0);
+    *(volatile char *)(p + before.st_size - 5001) ^= 1;
+    assert_int_equal(stat(path, &after), 0);
+    if (before.st_ctim.tv_sec == after.st_ctim.tv_sec && before.st_ctim.tv_nsec == after.st_ctim.tv_nsec) print_message("this store moved no time\n");
+    munmap(p, (size_t)before.st_size);
+    sleep_for_ms(1100); /* it may have */
+    mark_of(path, mark, true);
+    ask(&a, path, dir, 1);
+    run_result_deinit(&a.r);
+    assert_int_equal(count_files(".pack", NULL), 1);
+    unlink(path);
+}
+
 static void a_directory_that_cannot_be_used_costs_nothing(void **state) {
     answer plain, a;
     char bad[80];
@@ -758,7 +803,8 @@ int main(void) {
         cmocka_unit_test(directories_that_cannot_be_written), cmocka_unit_test(no_room_on_the_disk),
         cmocka_unit_test(cap_and_least_recently_used), cmocka_unit_test(writers_together_and_killed),
         cmocka_unit_test(allocations_refused), cmocka_unit_test(marks), cmocka_unit_test(answers_are_the_same),
-        cmocka_unit_test(a_changed_model_is_packed_anew), cmocka_unit_test(a_directory_that_cannot_be_used_costs_nothing),
+        cmocka_unit_test(a_changed_model_is_packed_anew), cmocka_unit_test(mapped_for_writing),
+        cmocka_unit_test(a_directory_that_cannot_be_used_costs_nothing),
         cmocka_unit_test(options), cmocka_unit_test(memory_of_the_demo_model),
     };
     return cmocka_run_group_tests_name("pack", tests, setup, teardown);

@@ -92,8 +92,9 @@ bool gguf_digest(const gguf *g, uint8_t out[16]);
  * somebody set back its change time, which needs the machine's clock or the bare disk.  Another copy of equal contents has
  * another mark too.  False: no memory, or not a file. */
 bool gguf_mark(const gguf *g, uint8_t out[16]);
-/* Whether the mark can be relied on for what was read since it was opened: all parts are still the files that were opened, and
- * none was changed within a second before that, when a further change could carry the same time. */
+/* Whether the mark can be relied on for what was read since it was opened: all parts are still the files that were opened,
+ * none was changed within a second before that, when a further change could carry the same time, and nobody has one open or
+ * mapped for writing. */
 bool gguf_settled(const gguf *g);
 
 /* Tensors, in file order; found by name in O(log n).  NULL if absent. */

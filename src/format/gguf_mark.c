@@ -1,12 +1,16 @@
 /* gguf_mark.c - which file this is: by all of its contents, or by what tells without reading all of it.
  *
  * The mark is for caches of things that were computed from the file.  It rests on the change time, which the system sets at
- * every write and which no program can choose; size, inode, head and samples are there for file systems that keep poor times. */
+ * every write and which no program can choose (but see has_writers); size, inode, head and samples are there for file systems that keep poor times. */
 #include "format/gguf_int.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 enum {
@@ -77,16 +81,39 @@ bool gguf_mark(const gguf *g, uint8_t out[16]) {
     return finish(h, out);
 }
 
+/* Who has mapped the file for writing moves its times with the first store to a page only, and not with later ones until the system
+ * has written the page back, which tmpfs never does.  The system gives a lease for reading when nobody has the file open or
+ * mapped for writing.  Whoever opens it for writing after that moves its times.  Owners and root may ask; for others, and on
+ * file systems without leases, the answer is no. */
+static bool has_writers(int fd) {
+    bool has = false;
+#if defined F_SETLEASE && defined F_SETSIG
+    if (fcntl(fd, F_SETSIG, SIGURG)) return false; /* ignored, unlike SIGIO: somebody may open it in this moment */
+    if (fcntl(fd, F_SETLEASE, F_RDLCK)) has = errno == EAGAIN;
+    else (void)fcntl(fd, F_SETLEASE, F_UNLCK);
+#else
+    (void)fd;
+#endif
+    return has;
+}
+
+static bool part_settled(const gguf_part *p) {
+    const gguf_stat *s = &p->stat;
+    struct stat sb;
+    gguf_stat now;
+    bool ok;
+    int fd = p->path ? open(p->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+    if (fd < 0) return false;
+    ok = !has_writers(fd) && !fstat(fd, &sb);
+    close(fd);
+    if (!ok) return false;
+    now = gguf_stat_of(&sb);
+    return now.inode == s->inode && now.size == s->size && now.modified_ns == s->modified_ns && now.changed_ns == s->changed_ns &&
+           s->looked_ns - s->changed_ns >= GRAIN_NS;
+}
+
 bool gguf_settled(const gguf *g) {
-    for (size_t i = 0; i < g->n_parts; i++) {
-        const gguf_stat *s = &g->parts[i].stat;
-        struct stat sb;
-        gguf_stat now;
-        if (!g->parts[i].path || stat(g->parts[i].path, &sb)) return false;
-        now = gguf_stat_of(&sb);
-        if (now.inode != s->inode || now.size != s->size || now.modified_ns != s->modified_ns ||
-            now.changed_ns != s->changed_ns || s->looked_ns - s->changed_ns < GRAIN_NS)
-            return false;
-    }
+    for (size_t i = 0; i < g->n_parts; i++)
+        if (!part_settled(&g->parts[i])) return false;
     return true;
 }

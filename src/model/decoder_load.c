@@ -269,6 +269,11 @@ static hd_status load(loader *l) {
         return hd_fail_field(err, HD_NEVER_FITS, "model", "the weights take %llu bytes, the machine allows %llu",
                              (unsigned long long)l->packed_bytes, (unsigned long long)hd_memory_limit());
     if (l->opt->pack_dir && want_packed(l, &want)) l->found = find_packed(l, &want);
+    /* Asked before it is read: what is written to it from now on moves its times, which the writer looks at again. */
+    if (!l->found && want.bytes && !gguf_settled(d->file)) {
+        hd_log(HD_LOG_INFO, "pack cache: the model file was just changed, or is open for writing: its packed weights are kept at a later start");
+        want.bytes = 0;
+    }
     if (!l->found && (st = pack_alloc(&d->packed, l->packed_bytes, err))) return st;
     l->place = true;
     l->packed_bytes = 0;

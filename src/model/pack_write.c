@@ -227,7 +227,7 @@ static bool write_one(pack_writer *pw) {
         return false;
     }
     if (!gguf_settled(pw->g)) {
-        hd_log(HD_LOG_INFO, "pack cache: the model file was just changed: its packed weights are kept at a later start");
+        hd_log(HD_LOG_INFO, "pack cache: the model file was just changed, or is open for writing: its packed weights are kept at a later start");
         return false;
     }
     if (mkdir(pw->dir, 0700) && errno != EEXIST) goto failed;
