@@ -832,6 +832,29 @@ static void test_checksums(void **state) {
     end(j);
 }
 
+/* A row in which nothing can be read is refused alone: what else is in the batch is written. */
+static void test_damage_is_its_own(void **state) {
+    journal *j = begin(NULL);
+    journal_stat s;
+    hd_err err = {0};
+    uint64_t a = accept_one(j, "a"), b = accept_one(j, "b");
+    (void)state;
+    assert_int_equal(journal_finish(j, b, JOURNAL_FINISHED, 1, "u", 1, NULL), HD_OK);
+    end(j);
+    exec_sql("UPDATE request SET body=x'00' WHERE id=CAST('b' AS BLOB)");
+    j = begin(NULL);
+    assert_int_equal(append(j, a, 0, 0, 10, NULL), HD_OK);
+    assert_int_equal(journal_delete(j, "b", &err), HD_FAILED); /* in one batch with the events, which come first */
+    assert_non_null(strstr(err.msg, "damaged"));
+    assert_int_equal(append(j, a, 0, 10, 1, &err), HD_OK);
+    flush(j);
+    journal_stats(j, &s);
+    assert_int_equal(s.failed_commits, 0);
+    assert_int_equal(s.lost_write, 0);
+    assert_int_equal(count(j, a, 0, 0), 11);
+    end(j);
+}
+
 /* ---- failures ---- */
 
 /* A short life of the log.  Returns the first failure of what waits. */
@@ -1044,7 +1067,7 @@ int main(void) {
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, drop_dir)
         T(test_life), T(test_resume), T(test_bounds), T(test_retention_and_quota), T(test_quota_bytes), T(test_queue_full),
         T(test_close_timeout), T(test_crowd), T(test_group_commit), T(test_lock), T(test_moved_while_used), T(test_newer_schema), T(test_moved_aside),
-        T(test_checksums), T(test_failing_disk), T(test_recovers), T(test_no_memory), T(test_sqlite_no_memory),
+        T(test_checksums), T(test_damage_is_its_own), T(test_failing_disk), T(test_recovers), T(test_no_memory), T(test_sqlite_no_memory),
     };
     sqlite3_mem_methods mine;
     int rc;

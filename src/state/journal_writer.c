@@ -198,7 +198,12 @@ broken:
 
 static hd_status do_delete(journal *j, job *b, hd_err *err) {
     db_found f;
-    hd_status st = db_by_id(&j->db, b->id, &f, err);
+    hd_status st = db_by_id(&j->db, b->id, &f, &b->err);
+    if (st == HD_FAILED) return refuse(b, st); /* this row, not the batch: others would lose their durability for it */
+    if (st && st != HD_NOTFOUND) {
+        if (err) *err = b->err;
+        return st;
+    }
     if (st == HD_NOTFOUND) return refuse(b, hd_fail(&b->err, st, "request log: there is no request %.*s", JOURNAL_ID_BYTES, b->id));
     if (st) return st;
     if (f.state == JOURNAL_RUNNING) return refuse(b, hd_fail(&b->err, HD_INVALID, "request log: %s is running", f.id));
