@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -81,19 +82,20 @@ bool gguf_mark(const gguf *g, uint8_t out[16]) {
     return finish(h, out);
 }
 
+/* NFS and SMB: they refuse a lease for reasons of their own, with the same error. */
+static bool remote(uint32_t type) { return type == 0x6969 || type == 0x517b || type == 0xff534d42 || type == 0xfe534d42; }
+
 /* Who has mapped the file for writing moves its times with the first store to a page only, and not with later ones until the system
  * has written the page back, which tmpfs never does.  The system gives a lease for reading when nobody has the file open or
  * mapped for writing.  Whoever opens it for writing after that moves its times.  Owners and root may ask; for others, and on
- * file systems without leases, the answer is no. */
+ * file systems without leases, the answer is no, and of an overlay's file only those who have it open are seen. */
 static bool has_writers(int fd) {
     bool has = false;
-#if defined F_SETLEASE && defined F_SETSIG
+    struct statfs fs;
+    if (fstatfs(fd, &fs) || remote((uint32_t)fs.f_type)) return false;
     if (fcntl(fd, F_SETSIG, SIGURG)) return false; /* ignored, unlike SIGIO: somebody may open it in this moment */
     if (fcntl(fd, F_SETLEASE, F_RDLCK)) has = errno == EAGAIN;
     else (void)fcntl(fd, F_SETLEASE, F_UNLCK);
-#else
-    (void)fd;
-#endif
     return has;
 }
 
