@@ -21,6 +21,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -35,7 +36,8 @@ class Server:
     def __init__(self, command, a, clients):
         self.port = free_port()
         fill = {"model": a.model, "port": self.port, "threads": a.threads, "clients": clients, "ctx": clients * (a.p + a.n + 64)}
-        self.proc = subprocess.Popen(command.format(**fill).split(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.proc = subprocess.Popen(command.format(**fill).split(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                     cwd=tempfile.gettempdir())  # some write logs where they stand
         end = time.monotonic() + 120
         while True:
             try:
@@ -118,6 +120,7 @@ def main():
     ap.add_argument("--heddle", default="build/heddle")
     ap.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     a = ap.parse_args()
+    a.model, a.heddle = os.path.abspath(a.model), os.path.abspath(a.heddle)
     os.nice(5)
     own = a.heddle + " serve {model} --port {port} --threads {threads} --max-rows {clients} --ctx 1024"
     servers = {"heddle": own, **dict(p.split("=", 1) for p in a.peer)}

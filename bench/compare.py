@@ -22,6 +22,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "oracle"))
@@ -72,13 +73,14 @@ def bench_peer(model, a):
 
 def bench_programs(spec, model, a):
     """One run of the programs of --bin, in the shape of `heddle bench --json`."""
+    model = os.path.abspath(model)
     place, *flags = (spec.split("=", 1)[1] + ";;").split(";")
     flags = dict(zip(("llama-bench", "llama-batched-bench"), flags))
     out = {"prefill": [], "decode": [], "isa": "", "version": spec}
 
     def call(program, *more):
         cmd = [os.path.join(place, program), "-m", model, "-t", str(a.threads), *flags[program].split(), *more]
-        p = subprocess.run(cmd, capture_output=True, timeout=1800)
+        p = subprocess.run(cmd, capture_output=True, timeout=1800, cwd=tempfile.gettempdir())  # they leave logs
         if p.returncode:
             sys.exit(f"{program}: exit {p.returncode}\n{p.stderr.decode(errors='replace')[-2000:]}")
         return p.stdout.decode(), p.stderr.decode()

@@ -210,6 +210,7 @@ typedef struct heddle_engine_options {
     const char *state_dir;
     uint64_t state_cap_bytes;    /* of those files: 4 GiB; at least 1 MiB */
     const char *state_key_file;  /* they are encrypted with this key (32 bytes or 64 hex digits); NULL: they are not */
+    uint64_t step_target_us;     /* a step in which requests generate reads no more of prompts than takes so long: 25 ms */
 } heddle_engine_options;
 
 /* An engine on m, with its thread.  m is kept until heddle_engine_close; a model has at most one engine at a time

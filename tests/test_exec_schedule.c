@@ -1,6 +1,6 @@
 /* test_exec_schedule.c - who runs when: classes, ageing, shares, budget, giving way, steering, collecting, exclusive jobs.
  *
- * A manual engine, a scripted model and a clock that the test turns: every assertion is about one turn, none about time. */
+ * A manual engine, a scripted model and a clock that the test turns: every assertion is about one turn, and but for one none about time. */
 #include "base/mem.h"
 #include "model/model_int.h"
 #include "util/runs.h"
@@ -28,7 +28,8 @@ typedef struct {
     gen_event end[N];    /* kind EV_DONE once it is over */
 } bench;
 
-static void open_bench(bench *b, const char *rules, engine_options opt) {
+/* clock: NULL is the test's own. */
+static void open_bench_at(bench *b, const char *rules, engine_options opt, const hd_clock *clock) {
     char json[4096];
     hd_err err;
     int n = snprintf(json, sizeof json, "{\"vocab\":[\"<s>\",\"</s>\",\"a\",\"b\",\"c\",\"d\"],\"special\":{\"bos\":0,\"eos\":[1]},%s}",
@@ -37,13 +38,15 @@ static void open_bench(bench *b, const char *rules, engine_options opt) {
     b->now = 1000 * SECOND;
     b->clock = (hd_clock){read_clock, &b->now};
     if (script_open_memory(&b->m, json, (size_t)n, "test", NULL, &err)) fail_msg("%s", err.msg);
-    opt.clock = &b->clock;
+    opt.clock = clock ? clock : &b->clock;
     opt.manual = true;
     if (!opt.page_tokens) opt.page_tokens = 4;
     if (!opt.step_tokens) opt.step_tokens = 256; /* also where constants are hostile */
     if (!opt.kv_budget_bytes) opt.kv_budget_bytes = 1 << 24;
     if (engine_open(&b->e, b->m, &opt, &err)) fail_msg("%s", err.msg);
 }
+
+static void open_bench(bench *b, const char *rules, engine_options opt) { open_bench_at(b, rules, opt, NULL); }
 
 static void close_bench(bench *b) {
     for (int i = 0; i < N; i++) session_free(b->s[i]);
@@ -105,6 +108,36 @@ static row_view waits(bench *b, int i) {
 }
 
 static bool over(const bench *b, int i) { return b->end[i].kind == EV_DONE; }
+
+/* ---- what a step takes ---- */
+
+/* A prompt is read whole while nobody decodes, and in pieces when that would keep one who does waiting; real time, as the
+ * script sleeps. */
+static void prompts_take_little_of_a_step(void **state) {
+    static const char slow[] = "\"prompt_delay_ms\":1,\"default\":{\"emit\":[2,3],\"then\":\"loop\"}";
+    static int32_t text[150];
+    (void)state;
+    for (int limited = 0; limited < 2; limited++) {
+        bench b;
+        gen_request r = asks(100, 200);
+        engine_view v = {.n_rows = 0};
+        engine_options o = {.max_rows = 4, .step_target_us = limited ? 2000 : 10 * SECOND};
+        for (int i = 0; i < 150; i++) text[i] = 2 + i % 4;
+        r.prompt = text;
+        open_bench_at(&b, slow, o, &hd_clock_real);
+        submit(&b, 0, &r);
+        turn(&b, 1);
+        engine_look(b.e, &v);
+        assert_int_equal(v.step_tokens_last, 100); /* alone */
+        text[0] = 5;
+        r.n_prompt = 150;
+        submit(&b, 1, &r);
+        turn(&b, 1);
+        engine_look(b.e, &v);
+        assert_int_equal(v.step_tokens_last, limited ? 1 + 32 : 1 + 150); /* 1 ms each: 2 by time, but 32 at least */
+        close_bench(&b);
+    }
+}
 
 /* ---- classes ---- */
 
@@ -771,6 +804,7 @@ static void timings_are_told_with_the_end(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prompts_take_little_of_a_step),
         cmocka_unit_test(a_class_goes_before_another),
         cmocka_unit_test(waiting_lifts_a_class),
         cmocka_unit_test(a_high_one_makes_a_low_one_give_way),

@@ -12,7 +12,7 @@
 
 /* Options of every command that loads a model. */
 typedef struct {
-    uint32_t threads, ctx, step_tokens, max_rows, max_queued, default_max_tokens, page_tokens;
+    uint32_t threads, ctx, step_tokens, step_ms, max_rows, max_queued, default_max_tokens, page_tokens;
     uint64_t kv_budget, pin_budget;
     uint64_t stuck_timeout_us; /* 0: the engine's own */
     const char *kv_type, *isa;
@@ -28,7 +28,8 @@ typedef struct {
 #define MODEL_OPT_DEFS(m)                                                                                              \
     {"--threads", OPT_UINT, &(m).threads, NULL}, {"--ctx", OPT_UINT, &(m).ctx, NULL},                                  \
         {"--kv-budget", OPT_SIZE, &(m).kv_budget, NULL}, {"--kv-type", OPT_STR, &(m).kv_type, NULL},                   \
-        {"--step-tokens", OPT_UINT, &(m).step_tokens, NULL}, {"--max-rows", OPT_UINT, &(m).max_rows, NULL},            \
+        {"--step-tokens", OPT_UINT, &(m).step_tokens, NULL}, {"--step-ms", OPT_UINT, &(m).step_ms, NULL},              \
+        {"--max-rows", OPT_UINT, &(m).max_rows, NULL},                                                                 \
         {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--state-cap", OPT_SIZE, &(m).state_cap, NULL},               \
         {"--state-key-file", OPT_STR, &(m).state_key, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
         {"--pack-cache", OPT_STR, &(m).pack_cache, NULL}, {"--pack-cap", OPT_SIZE, &(m).pack_cap, NULL},               \

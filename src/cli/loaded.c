@@ -35,6 +35,7 @@ const char *pack_dir_take(const model_opts *o, char dst[PACK_DIR_MAX]) {
 int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo) {
     *mo = (model_options){.isa = o->isa ? o->isa : getenv("HEDDLE_ISA"), .n_threads = o->threads};
     *eo = (engine_options){.max_rows = o->max_rows, .max_queued = o->max_queued, .step_tokens = o->step_tokens,
+                           .step_target_us = o->step_ms * 1000ull,
                            .default_max_tokens = o->default_max_tokens, .kv_budget_bytes = o->kv_budget,
                            .pin_budget_bytes = o->pin_budget,
                            .page_tokens = o->page_tokens, .ctx = o->ctx, .stuck_timeout_us = o->stuck_timeout_us,

@@ -91,6 +91,7 @@ heddle_status heddle_engine_open(heddle_engine **out, heddle_model *m, const hed
     eo = (engine_options){.max_rows = o.max_rows,
                           .max_queued = o.max_queued,
                           .step_tokens = o.step_tokens,
+                          .step_target_us = o.step_target_us,
                           .default_max_tokens = o.default_max_tokens,
                           .kv_budget_bytes = o.kv_budget_bytes,
                           .page_tokens = o.page_tokens,

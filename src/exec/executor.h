@@ -59,6 +59,7 @@ struct executor {
     uint64_t t_forward_us;       /* when the last forward pass ended */
     double service_us;           /* moving mean of admission to end, for Retry-After */
     double step_us;              /* moving mean of a step */
+    double token_us;             /* moving mean of a token's part of a step of many; 0: not known */
     uint64_t step_us_max;        /* longest step of late: halves its distance to the mean with each */
     uint64_t idle_due_us;        /* when the next paused row runs into its idle deadline; UINT64_MAX: none */
     uint64_t deadline_us;        /* no running row has a deadline before this */

@@ -64,10 +64,26 @@ static const row *oldest_collecting(const executor *x) {
     return best;
 }
 
+/* Tokens of a step of many cost about the same each, and fewer than these share a read of the weights badly. */
+enum { MANY_TOKENS = 32 };
+
+/* Who waits for the next token of a row that decodes waits for the prompts that are read in the same step.  So they get what
+ * the target leaves room for, at the pace of the last steps, and all of step_tokens where nobody decodes.  When is all that
+ * changes: a prompt cut elsewhere is the same prompt. */
+static uint32_t step_budget(const executor *x) {
+    uint32_t decode = 0, n;
+    for (uint32_t i = 0; i < x->n_rows; i++) decode += x->rows[i]->phase == ROW_DECODE;
+    if (!decode || decode == x->n_rows || x->token_us * x->opt.step_tokens <= (double)x->opt.step_target_us)
+        return x->opt.step_tokens;
+    n = (uint32_t)((double)x->opt.step_target_us / x->token_us);
+    n = decode + (n > MANY_TOKENS ? n : MANY_TOKENS);
+    return n < x->opt.step_tokens ? n : x->opt.step_tokens;
+}
+
 /* Decoding rows first (one token each at least, even past the budget), then prefill; each later row keeps one token, so
  * that every running row advances in every step. */
 static uint32_t plan_rows(executor *x) {
-    step_plan p = {.tokens = x->opt.step_tokens, .logits = x->plan.max_logits, .collector = oldest_collecting(x)};
+    step_plan p = {.tokens = step_budget(x), .logits = x->plan.max_logits, .collector = oldest_collecting(x)};
     uint32_t behind = x->n_rows;
     for (uint32_t i = 0; i < x->n_rows; i++) {
         row *r = x->rows[i];
@@ -164,6 +180,10 @@ static void forward(executor *x, uint32_t lo, uint32_t hi) {
 
 static void note_step_time(executor *x, uint64_t us) {
     x->step_us += ((double)us - x->step_us) * (x->steps > 1 ? 0.05 : 1);
+    if (x->step_tokens_last >= MANY_TOKENS) {
+        double each = (double)us / x->step_tokens_last;
+        x->token_us += (each - x->token_us) * (x->token_us > 0 ? 0.2 : 1);
+    }
     if (us > x->step_us_max) x->step_us_max = us;
     else x->step_us_max -= (x->step_us_max - us) / 64;
 }
