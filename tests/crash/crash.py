@@ -196,33 +196,40 @@ class World:
     # ---- clients ----
 
     def pick(self, rng, life):
-        """(job, what) for a visit, or None."""
+        """(job, what) for a visit, or None.  The job has one more viewer from then on: another client that picks may not see it
+        as alone."""
         with self.lock:
-            roll = rng.random()
-            # Without a key only one client can ask: a second one would ask for another request.
-            ready = [j for j in self.open if j.not_before <= life and j.viewers < (3 if j.keyed or j.who else 1)]
-            if not self.finishing and len(self.open) < OPEN and (roll < 0.4 or not ready):
-                j = Job(len(self.jobs), rng.choice(self.specs), f"s{self.seed}", KEYS, rng)
-                self.jobs.append(j)
-                self.open.append(j)
-                return j, "visit"
-            if self.done and not self.finishing and roll < 0.6:
-                j = rng.choice(self.done[-200:])
-                if j.store and j.who and not j.viewers and roll < 0.41:
-                    self.done.remove(j)
-                    self.deleted.append(j)
-                    return j, "delete"
-                return j, "visit"
-            if self.deleted and not self.finishing and roll < 0.62:
-                return rng.choice(self.deleted), "delete"
-            if not ready:
-                return None
-            j = rng.choice(ready)
-            if j.who and roll > 0.98:
-                return j, "conflict"
-            if j.spec.name == "cancel" and j.who and roll > 0.8:
-                return j, "cancel"
+            choice = self.choose(rng, life)
+            if choice:
+                choice[0].viewers += 1
+            return choice
+
+    def choose(self, rng, life):
+        roll = rng.random()
+        # Without a key only one client can ask: a second one would ask for another request.
+        ready = [j for j in self.open if j.not_before <= life and j.viewers < (3 if j.keyed or j.who else 1)]
+        if not self.finishing and len(self.open) < OPEN and (roll < 0.4 or not ready):
+            j = Job(len(self.jobs), rng.choice(self.specs), f"s{self.seed}", KEYS, rng)
+            self.jobs.append(j)
+            self.open.append(j)
             return j, "visit"
+        if self.done and not self.finishing and roll < 0.6:
+            j = rng.choice(self.done[-200:])
+            if j.store and j.who and not j.viewers and roll < 0.41:
+                self.done.remove(j)
+                self.deleted.append(j)
+                return j, "delete"
+            return j, "visit"
+        if self.deleted and not self.finishing and roll < 0.62:
+            return rng.choice(self.deleted), "delete"
+        if not ready:
+            return None
+        j = rng.choice(ready)
+        if j.who and roll > 0.98:
+            return j, "conflict"
+        if j.spec.name == "cancel" and j.who and roll > 0.8:
+            return j, "cancel"
+        return j, "visit"
 
     def client(self, number):
         rng = make_rng(self.seed, "client", number)
@@ -233,8 +240,6 @@ class World:
                 time.sleep(0.01)
                 continue
             job, what = choice
-            with self.lock:
-                job.viewers += 1
             again = False
             try:
                 if what == "visit":
