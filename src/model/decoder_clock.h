@@ -9,6 +9,7 @@
 
 typedef struct {
     _Alignas(64) _Atomic uint64_t ns[STEP_PARTS]; /* written by one thread; readers want sums, no order */
+    uint64_t since;                               /* up to when ns accounts for this step; the thread's own, then the executor's */
 } step_clock_line;
 
 typedef struct step_clock {

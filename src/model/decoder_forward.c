@@ -31,6 +31,7 @@ struct forward_space {
     void *block;
     uint64_t bytes;
     unsigned n_members, n_active; /* of the pool; those who run this step */
+    uint64_t t_begin_ns;          /* of this step, when it is timed */
     uint32_t *tok_seg, *tok_pos, *tok_index; /* of token t: its segment, its position, its index in the segment */
     float *x, *xn, *q, *k, *v, *att, *gate, *up, *y, *rope, *logits, *hidden;
     uint32_t *logit_tok;                     /* logits row l belongs to token logit_tok[l] */
@@ -186,6 +187,7 @@ static void meet(worker *w, step_part part, size_t n, phase_fn fn) {
     clock_add(d->clock, w->member, STEP_VECTORS, b.ns);
     w->since = clock_ns();
     clock_add(d->clock, w->member, STEP_WAITING, w->since - done - b.ns);
+    d->clock->lines[w->member].since = w->since;
 }
 
 static void share_out(worker *w, size_t n, size_t grain, phase_fn fn) {
@@ -523,6 +525,7 @@ static void run(void *ctx, unsigned member, unsigned n) {
     const decoder_config *c = &d->cfg;
     uint32_t t = s->st->n_tokens;
     worker w = {.s = s, .y = d->layers, .member = member, .n = n, .m = t, .since = d->clock ? clock_ns() : 0};
+    if (d->clock) clock_add(d->clock, member, STEP_WAITING, w.since - s->t_begin_ns); /* for its core */
     share_out(&w, t, 1, embed);
     phase_end(&w, STEP_VECTORS, t, attn_in);
     for (uint32_t i = 0; i + 1 < c->n_layers; i++) {
@@ -603,9 +606,13 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
     plan_attention(s);
     for (uint32_t i = 0; i < s->n_cursors; i++) pool_cursor_init(&s->cursors[i], 0);
     if (d->clock) {
-        uint64_t begin = clock_ns(), took;
+        uint64_t end, took;
+        s->t_begin_ns = clock_ns();
         pool_run_some(d->base.pool, run, s);
-        took = clock_ns() - begin;
+        end = clock_ns();
+        took = end - s->t_begin_ns;
+        for (unsigned i = 0; i < s->n_active; i++)
+            clock_add(d->clock, i, STEP_WAITING, end - d->clock->lines[i].since); /* for the last one */
         clock_add_step(d->clock, took);
         clock_add(d->clock, 0, STEP_WAITING, took * (s->n_members - s->n_active));
     } else {
