@@ -1,6 +1,7 @@
 /* bench.c - speed of a model on this machine: reading a prompt, and decoding with 1..n rows together.
  *
- * Prefill: a prompt of P tokens, timed from admission to the end of reading (no token is sampled).  Decode: rows of
+ * Prefill: a prompt of P tokens, timed from admission to the end of reading (no token is sampled), after one that is not
+ * timed: memory that is touched for the first time costs up to a tenth of it.  Decode: rows of
  * depth + 8 prompt tokens that ignore EOS; the time from when the last row begins to decode until the first one ends, so
  * that all rows were in every step that counts.  Greedy, as fast as the executor goes; loading is not included.
  * --roofline measures the machine's limits before and after each of these; --phases says where the threads' time went. */
@@ -235,7 +236,7 @@ int cmd_bench(int argc, char **argv) {
     jsonw_key(&w, "prefill"), jsonw_arr(&w);
     for (size_t i = 0; !rc && i < n_ps; i++) {
         figure f = {0}, warm = {0};
-        if (!i && (rc = bench_prefill(&l, ps[i] < 64 ? ps[i] : 64, &warm))) break;
+        if ((rc = bench_prefill(&l, ps[i], &warm))) break;
         limits_take(&lim);
         if ((rc = bench_prefill(&l, ps[i], &f))) break;
         if (roofline) f.limit_tok_s = limits_prompt(&lim, ps[i]);

@@ -211,25 +211,30 @@ static void phase_end(worker *w, step_part part, size_t n, phase_fn next) {
 
 /* Rows of a product are handed out in grains of so many. */
 typedef struct {
-    uint32_t rows, min; /* rows of a grain; grains of the shortest piece */
-    bool falling;       /* pieces get shorter as the work runs out, else all are one grain */
+    uint32_t rows, min; /* rows of a grain; grains that a piece should have at least */
 } grains;
 
-/* For few tokens long pieces let a member walk distant streams, and short ones at the end let all finish together. For many
- * tokens a piece is long enough by itself. */
+/* For few tokens long pieces let a member walk distant streams; for many a piece is long enough by itself. */
 static grains grains_for(const mm_weight *w, uint32_t m, uint32_t rows) {
     uint64_t row_bytes = mm_packed_bytes(NULL, w->type, 8, w->n_cols) / 8;
-    if (m > FEW_TOKENS) return (grains){rows, 1, false};
-    return (grains){rows, (uint32_t)(PIECE_BYTES / (row_bytes * rows)) + 1, true};
+    if (m > FEW_TOKENS) return (grains){rows, 1 + 64 / rows};
+    return (grains){rows, (uint32_t)(PIECE_BYTES / (row_bytes * rows)) + 1};
 }
 
-/* Take grains [*b, *e) of n. */
+/* Take grains [*b, *e) of n.  Pieces come in rounds of one for each member, half of what is left, and the last round takes
+ * all of it: so members of equal speed end together, and one that was held up is helped by the others.  Where the pieces
+ * begin depends on n alone. */
 static bool take_grains(const worker *w, atomic_size_t *next, size_t n, const grains *g, size_t *b, size_t *e) {
     size_t at = atomic_load_explicit(next, memory_order_relaxed), k;
     do {
+        size_t round = 0;
         if (at >= n) return false;
-        k = !g->falling ? 1 : w->n == 1 ? n : (n - at) / (2 * (size_t)w->n);
-        if (k < g->min) k = g->min;
+        for (;; round += k * w->n) {
+            size_t left = n - round;
+            k = left < 2 * (size_t)w->n * g->min ? (left + w->n - 1) / w->n : left / (2 * (size_t)w->n);
+            if (w->n == 1) k = n;
+            if (at < round + k * w->n) break;
+        }
         if (k > n - at) k = n - at;
     } while (!atomic_compare_exchange_weak_explicit(next, &at, at + k, memory_order_relaxed, memory_order_relaxed));
     *b = at;
@@ -255,7 +260,7 @@ static const void *act_for(const forward_space *s, const mm_weight *w) { return 
 static void multiply(worker *w, const product *p, uint32_t n) {
     forward_space *s = w->s;
     atomic_size_t *next = &s->cursors[w->phase++].next;
-    grains g = grains_for(p->w, w->m, w->m <= FEW_TOKENS ? 32 : 64);
+    grains g = grains_for(p->w, w->m, 32);
     size_t total = 0, count[3], b, e;
     for (uint32_t i = 0; i < n; i++) total += count[i] = (p[i].w->n_rows + g.rows - 1) / g.rows;
     while (take_grains(w, next, total, &g, &b, &e))
@@ -425,7 +430,7 @@ static void gate_up(worker *w, bool pack) {
     forward_space *s = w->s;
     const decoder_layer *y = w->y;
     act_kind kind = down_kind(s->d, w->layer);
-    uint32_t ff = s->d->cfg.ff, rows = w->m <= FEW_TOKENS ? 32 : 64;
+    uint32_t ff = s->d->cfg.ff, rows = 32;
     atomic_size_t *next = &s->cursors[w->phase++].next;
     size_t b, e;
     if (pack && rows < mm_act_unit(kind)) rows = mm_act_unit(kind);
@@ -455,7 +460,7 @@ static void down(worker *w) {
     forward_space *s = w->s;
     const mm_weight *a = &w->y->down;
     atomic_size_t *next = &s->cursors[w->phase++].next;
-    grains g = grains_for(a, w->m, w->m <= FEW_TOKENS ? 32 : 64);
+    grains g = grains_for(a, w->m, 32);
     size_t b, e;
     while (take_grains(w, next, (a->n_rows + g.rows - 1) / g.rows, &g, &b, &e))
         multiply_rows(w, a, s->ff_act, s->y, g.rows, b, e);
