@@ -31,7 +31,7 @@ typedef struct {
     uint32_t max_rows;           /* rows in a step: 16 */
     uint32_t max_queued;         /* waiting requests: 256; at most ENGINE_MAX_QUEUED */
     uint32_t step_tokens;        /* tokens per step: 256 */
-    uint64_t step_target_us;     /* so long a step should take in which rows decode: 25 ms; prompts get less of it then (step.c) */
+    uint64_t step_target_us;     /* so long a step should take in which rows decode: 20 ms; prompts get less of it then (step.c) */
     uint32_t default_max_tokens; /* projection of a request that names no cap: 512 */
     uint64_t kv_budget_bytes;    /* pages of all rows: half of (memory limit - weights) */
     uint64_t pin_budget_bytes;   /* of them, what requests may pin (gen_request.pin_us): a quarter; at most half */

@@ -24,7 +24,7 @@ static void fill_defaults(engine_options *o, const model_info *in, uint64_t limi
     if (!o->kv_budget_bytes) o->kv_budget_bytes = limit > weights ? (limit - weights) / 2 : limit / 8;
     if (!o->pin_budget_bytes) o->pin_budget_bytes = o->kv_budget_bytes / 4;
     if (o->pin_budget_bytes > o->kv_budget_bytes / 2) o->pin_budget_bytes = o->kv_budget_bytes / 2; /* rows come first */
-    if (!o->step_target_us) o->step_target_us = 25000;
+    if (!o->step_target_us) o->step_target_us = 20000;
     if (!o->idle_timeout_us) o->idle_timeout_us = 30u * 1000000;
     if (!o->stuck_timeout_us) o->stuck_timeout_us = 120u * 1000000;
     if (!o->age_us) o->age_us = 10u * 1000000;

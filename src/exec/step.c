@@ -76,7 +76,7 @@ static uint32_t step_budget(const executor *x) {
     if (!decode || decode == x->n_rows || x->token_us * x->opt.step_tokens <= (double)x->opt.step_target_us)
         return x->opt.step_tokens;
     n = (uint32_t)((double)x->opt.step_target_us / x->token_us);
-    n = decode + (n > MANY_TOKENS ? n : MANY_TOKENS);
+    if (n < decode + MANY_TOKENS) n = decode + MANY_TOKENS;
     return n < x->opt.step_tokens ? n : x->opt.step_tokens;
 }
 

@@ -444,10 +444,11 @@ static void gate_up(worker *w, bool pack) {
     }
 }
 
-/* Blocks of 256 rows are few: with many members they would not balance. */
+/* Blocks of 256 rows are few: where they do not go round evenly, few would not balance. */
 static bool packs_pieces(const worker *w) {
     uint32_t unit = mm_act_unit(down_kind(w->s->d, w->layer));
-    return unit <= 64 || w->s->d->cfg.ff / unit >= 4 * w->n;
+    uint32_t blocks = w->s->d->cfg.ff / unit;
+    return unit <= 64 || blocks % w->n == 0 || blocks >= 4 * w->n;
 }
 
 static void ffn_pack(worker *w, size_t t0, size_t t1) {
