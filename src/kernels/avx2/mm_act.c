@@ -9,6 +9,17 @@ static inline __m256 load8(const float *x, uint32_t c, uint32_t n_cols) {
     return _mm256_maskload_ps(x + c, have);
 }
 
+/* 32 values from column c on. */
+TILE_INLINE void load32(const float *x, uint32_t c, uint32_t n_cols, __m256 v[4]) {
+    if (c + 32 <= n_cols) {
+        UNROLL
+        for (uint32_t i = 0; i < 4; i++) v[i] = _mm256_loadu_ps(x + c + 8 * i);
+    } else {
+        UNROLL
+        for (uint32_t i = 0; i < 4; i++) v[i] = load8(x, c + 8 * i, n_cols);
+    }
+}
+
 static inline __m256i magnitude(__m256 v) {
     return _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff));
 }
@@ -33,16 +44,18 @@ static inline float scale_of(__m256i max, float top, float *inv) {
     return amax / top;
 }
 
-/* With inv 0 the value may be infinite: 0 * inf is not 0, so mask it away. */
-static inline __m256i quant8(__m256 v, __m256 inv, __m256 on) {
-    return _mm256_cvtps_epi32(_mm256_and_ps(_mm256_mul_ps(v, inv), on));
+TILE_INLINE __m256i max_magnitude(const __m256 v[4]) {
+    return _mm256_max_epu32(_mm256_max_epu32(magnitude(v[0]), magnitude(v[1])), _mm256_max_epu32(magnitude(v[2]), magnitude(v[3])));
 }
 
-/* 32 values -> 32 int8 in order. */
-static inline __m256i quant32(const __m256 *v, float inv) {
-    __m256 s = _mm256_set1_ps(inv), on = _mm256_castsi256_ps(_mm256_set1_epi32(inv == 0 ? 0 : -1));
-    __m256i a = _mm256_packs_epi32(quant8(v[0], s, on), quant8(v[1], s, on));
-    __m256i b = _mm256_packs_epi32(quant8(v[2], s, on), quant8(v[3], s, on));
+static inline __m256i quant8(__m256 v, __m256 inv) { return _mm256_cvtps_epi32(_mm256_mul_ps(v, inv)); }
+
+/* 32 values -> 32 int8 in order.  With inv 0 a value may be infinite, and 0 * inf is not 0. */
+TILE_INLINE __m256i quant32(const __m256 v[4], float inv) {
+    __m256 s = _mm256_set1_ps(inv);
+    if (inv == 0) return _mm256_setzero_si256();
+    __m256i a = _mm256_packs_epi32(quant8(v[0], s), quant8(v[1], s));
+    __m256i b = _mm256_packs_epi32(quant8(v[2], s), quant8(v[3], s));
     return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
@@ -60,15 +73,12 @@ void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, 
         const float *row = x + t * ldx;
         for (uint32_t b = 0; b < n_blocks; b++, a += step) {
             __m256 v[4];
-            __m256i max = _mm256_setzero_si256(), q;
+            __m256i q;
             __m128i sums;
             float inv;
             int sum;
-            for (uint32_t i = 0; i < 4; i++) {
-                v[i] = load8(row, 32 * b + 8 * i, n_cols);
-                max = _mm256_max_epu32(max, magnitude(v[i]));
-            }
-            a->scale = scale_of(max, 127, &inv);
+            load32(row, 32 * b, n_cols, v);
+            a->scale = scale_of(max_magnitude(v), 127, &inv);
             q = quant32(v, inv);
             _mm256_storeu_si256((__m256i *)a->q, q);
             q = lane_sums(q);
@@ -89,15 +99,18 @@ void mm_avx2_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
         for (uint32_t b = 0; b < n_blocks; b++, a += step) {
             __m256i max = _mm256_setzero_si256();
             float inv;
-            for (uint32_t i = 0; i < 32; i++)
-                max = _mm256_max_epu32(max, magnitude(load8(row, 256 * b + 8 * i, n_cols)));
+            for (uint32_t i = 0; i < 8; i++) {
+                __m256 v[4];
+                load32(row, 256 * b + 32 * i, n_cols, v);
+                max = _mm256_max_epu32(max, max_magnitude(v));
+            }
             a->scale = scale_of(max, 127, &inv);
             memset(a->pad, 0, sizeof a->pad);
             for (uint32_t s = 0; s < 8; s++) {
                 __m256 v[4];
                 __m256i q, sums;
                 int s0, s1;
-                for (uint32_t i = 0; i < 4; i++) v[i] = load8(row, 256 * b + 32 * s + 8 * i, n_cols);
+                load32(row, 256 * b + 32 * s, n_cols, v);
                 q = quant32(v, inv);
                 _mm256_storeu_si256((__m256i *)(a->q + 32 * s), q);
                 q = lane_sums(q);
@@ -123,18 +136,15 @@ void mm_avx2_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
         act_i16_32 *a = (act_i16_32 *)((uint8_t *)dst + mm_act_at(ACT_I16_32, n_blocks, m, t, &step));
         const float *row = x + t * ldx;
         for (uint32_t b = 0; b < n_blocks; b++, a += step) {
-            __m256 v[4], s, on;
-            __m256i max = _mm256_setzero_si256();
+            __m256 v[4], s;
             float inv;
-            for (uint32_t i = 0; i < 4; i++) {
-                v[i] = load8(row, 32 * b + 8 * i, n_cols);
-                max = _mm256_max_epu32(max, magnitude(v[i]));
-            }
-            a->scale = scale_of(max, 32767, &inv);
+            load32(row, 32 * b, n_cols, v);
+            a->scale = scale_of(max_magnitude(v), 32767, &inv);
             s = _mm256_set1_ps(inv);
-            on = _mm256_castsi256_ps(_mm256_set1_epi32(inv == 0 ? 0 : -1));
+            UNROLL
             for (uint32_t i = 0; i < 4; i += 2) {
-                __m256i q = _mm256_packs_epi32(quant8(v[i], s, on), quant8(v[i + 1], s, on));
+                __m256i q = _mm256_packs_epi32(quant8(v[i], s), quant8(v[i + 1], s));
+                if (inv == 0) q = _mm256_setzero_si256(); /* as in quant32 */
                 _mm256_storeu_si256((__m256i *)(a->q + 8 * i), _mm256_permute4x64_epi64(q, 0xd8));
             }
         }
