@@ -134,7 +134,7 @@ static void prompts_take_little_of_a_step(void **state) {
         submit(&b, 1, &r);
         turn(&b, 1);
         engine_look(b.e, &v);
-        assert_int_equal(v.step_tokens_last, limited ? 1 + 32 : 1 + 150); /* 1 ms each: 2 by time, but 32 at least */
+        assert_int_equal(v.step_tokens_last, limited ? 1 + 16 : 1 + 150); /* 1 ms each: 2 by time, but 16 at least */
         close_bench(&b);
     }
 }

@@ -65,7 +65,10 @@ static const row *oldest_collecting(const executor *x) {
 }
 
 /* Tokens of a step of many cost about the same each, and fewer than these share a read of the weights badly. */
-enum { MANY_TOKENS = 32 };
+enum { MANY_TOKENS = 16 };
+
+/* Tokens that prompts get of a step at least: with fewer than twice what decodes, first tokens come ever later. */
+static uint32_t prompt_floor(uint32_t decode) { return 2 * decode > MANY_TOKENS ? 2 * decode : MANY_TOKENS; }
 
 /* Who waits for the next token of a row that decodes waits for the prompts that are read in the same step.  So they get what
  * the target leaves room for, at the pace of the last steps, and all of step_tokens where nobody decodes.  When is all that
@@ -76,7 +79,7 @@ static uint32_t step_budget(const executor *x) {
     if (!decode || decode == x->n_rows || x->token_us * x->opt.step_tokens <= (double)x->opt.step_target_us)
         return x->opt.step_tokens;
     n = (uint32_t)((double)x->opt.step_target_us / x->token_us);
-    if (n < decode + MANY_TOKENS) n = decode + MANY_TOKENS;
+    if (n < decode + prompt_floor(decode)) n = decode + prompt_floor(decode);
     return n < x->opt.step_tokens ? n : x->opt.step_tokens;
 }
 
