@@ -139,6 +139,30 @@ static void prompts_take_little_of_a_step(void **state) {
     }
 }
 
+/* With ten rows that decode, prompts get twenty tokens however slow they are. */
+static void prompts_get_twice_what_decodes(void **state) {
+    static const char slow[] = "\"prompt_delay_ms\":1,\"default\":{\"emit\":[2,3],\"then\":\"loop\"}";
+    static int32_t text[150];
+    bench b;
+    gen_request r = asks(4, 200);
+    engine_view v = {.n_rows = 0};
+    (void)state;
+    open_bench_at(&b, slow, (engine_options){.max_rows = 12, .step_target_us = 2000}, &hd_clock_real);
+    for (int i = 0; i < 10; i++) {
+        for (int j = 0; j < 4; j++) text[j] = 2 + (i >> j & 1); /* nobody has what another has read */
+        r.prompt = text;
+        submit(&b, i, &r);
+    }
+    turn(&b, 3);
+    for (int i = 0; i < 150; i++) text[i] = 4 + i % 2;
+    r.n_prompt = 150;
+    submit(&b, 10, &r);
+    turn(&b, 1);
+    engine_look(b.e, &v);
+    assert_int_equal(v.step_tokens_last, 10 + 20);
+    close_bench(&b);
+}
+
 /* ---- classes ---- */
 
 static void a_class_goes_before_another(void **state) {
@@ -805,6 +829,7 @@ static void timings_are_told_with_the_end(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prompts_take_little_of_a_step),
+        cmocka_unit_test(prompts_get_twice_what_decodes),
         cmocka_unit_test(a_class_goes_before_another),
         cmocka_unit_test(waiting_lifts_a_class),
         cmocka_unit_test(a_high_one_makes_a_low_one_give_way),
