@@ -86,6 +86,11 @@ static inline void prefetch_part(const uint8_t *w, size_t bytes, uint32_t i, uin
         _mm_prefetch((const char *)w + o, _MM_HINT_T0);
 }
 
+/* Ask for the lines that store will write for tokens [t, t1): one line each, far apart. */
+static inline void ask_to_write(const call *c, uint32_t g, uint32_t t, uint32_t t1) {
+    for (; t < t1; t++) __builtin_prefetch(c->y + t * c->ldy + (size_t)g * MM_ROWS, 1, 3);
+}
+
 static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
     uint32_t per_unit = c->n_blocks / c->n_units, n_panels = (t1 - t0 + MM_PANEL - 1) / MM_PANEL;
     uint32_t n_runs = (c->n_units + c->t->panel_units - 1) / c->t->panel_units;
@@ -103,6 +108,7 @@ static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
             const uint8_t *a = c->act + ((size_t)t * c->n_blocks + (size_t)u * per_unit * nc) * c->record;
             prefetch_part(next, run * unit, i, n_panels);
             prefetch_part(next + c->group_bytes, run * unit, i, n_panels);
+            if (u + n == c->n_units) ask_to_write(c, g, t, t1 - t < 2 * MM_PANEL ? t1 : t + 2 * MM_PANEL);
             if (c->t->two_panels && t1 - t >= 2 * MM_PANEL) {
                 i++;
                 prefetch_part(next, run * unit, i, n_panels);
