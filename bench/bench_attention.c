@@ -1,10 +1,10 @@
 /* bench_attention.c - attention of one thread against what the machine can do in the same minute.
  *
- *   bench_attention [generic|avx2|avx512] [decode|prefill|schemes|store] [head_dim group depth [scheme]]
+ *   bench_attention [generic|avx2|avx512] [decode|step|prefill|schemes|store] [head_dim group depth [scheme]]
  *
  * Decode: one query against pages laid out as a model lays them out ([layer][kv head][K | V] within a page), over enough
  * rows that nothing is left in caches.  Beside each figure stands a plain read of the same amount of memory by 4
- * streams.  Prefill: a segment of 256 queries at a depth; beside it f32 multiply-adds from registers.
+ * streams.  Step: the same with the last position stored before, as a model does.  Bytes are those of positions seen.  Prefill: a segment of 256 queries at a depth; beside it f32 multiply-adds from registers.
  * Schemes: the other ways to keep K and V, each alternating with f16 over the same positions, as time of f16 / time of the
  * scheme; above 1 the scheme is faster.  Store: writing keys and values.
  * The timer is thread CPU time around attn_run alone; kernel and yardstick alternate, medians are shown. */
@@ -45,7 +45,7 @@ typedef struct {
     uint32_t heads, depth, rows, pages_per_row;
     size_t region, page_bytes, bytes;
     char *memory;
-    const void **pages;
+    void **pages;
 } cache;
 
 static float noise(uint32_t *x) { /* +-0.25 .. 0.5 */
@@ -90,38 +90,51 @@ static void cache_free(cache *c) {
     hd_free(c->pages);
 }
 
-/* Seconds that one decode step of all rows takes. */
-static double decode_once(const kernels *k, const cache *c, uint32_t group, const float *q, float *out, void *scratch) {
-    uint32_t ld = group * c->shape.head_dim;
+/* Item i: layer by layer, row by row, kv head by kv head. */
+static attn_next item(const cache *c, uint32_t i) {
+    uint32_t h = i % c->heads, r = i / c->heads % c->rows, layer = i / c->heads / c->rows;
+    size_t off = (layer * c->heads + h) * 2 * c->region;
+    return (attn_next){(const void *const *)c->pages + r * c->pages_per_row, off, off + c->region, c->depth - 1};
+}
+
+/* Seconds that one decode step of all rows takes; q serves as key and value where they are stored. */
+static double decode_once(const kernels *k, const cache *c, uint32_t group, const float *q, float *out, void *scratch, bool stores) {
+    uint32_t ld = group * c->shape.head_dim, n = LAYERS * c->rows * c->heads;
+    attn_job job = {.shape = c->shape, .n_group = group, .q = q, .out = out, .ldq = ld, .ldout = ld, .n_q = 1,
+                    .scale = 1 / sqrtf((float)c->shape.head_dim)};
     double t = now();
-    for (uint32_t layer = 0; layer < LAYERS; layer++)
-        for (uint32_t r = 0; r < c->rows; r++)
-            for (uint32_t h = 0; h < c->heads; h++) {
-                size_t off = (layer * c->heads + h) * 2 * c->region;
-                attn_job job = {.shape = c->shape, .pages = c->pages + r * c->pages_per_row, .k_off = off,
-                                .v_off = off + c->region, .n_group = group, .q = q, .out = out, .ldq = ld, .ldout = ld,
-                                .pos0 = c->depth - 1, .n_q = 1, .scale = 1 / sqrtf((float)c->shape.head_dim),
-                                .k_next = h + 1 < c->heads ? off + 2 * c->region : 0};
-                attn_run(k, &job, scratch);
-                sink += out[0];
-            }
+    for (uint32_t i = 0; i < n; i++) {
+        attn_next it = item(c, i);
+        job.pages = it.pages;
+        job.k_off = it.k_off;
+        job.v_off = it.v_off;
+        job.pos0 = it.pos;
+        job.announced = i > 0;
+        job.next = i + 1 < n ? item(c, i + 1) : (attn_next){.pages = NULL};
+        if (stores)
+            kv_store(k, &c->shape, c->pages[i / c->heads % c->rows * c->pages_per_row + it.pos / PAGE_TOKENS], it.k_off, it.v_off,
+                     it.pos % PAGE_TOKENS, q, q);
+        attn_run(k, &job, scratch);
+        sink += out[0];
+    }
     return now() - t;
 }
 
-static void decode(const kernels *k, kv_scheme scheme, uint32_t head_dim, uint32_t group, uint32_t depth) {
+static void decode(const kernels *k, kv_scheme scheme, uint32_t head_dim, uint32_t group, uint32_t depth, bool stores) {
     cache c = cache_new(k, scheme, head_dim, 4, depth, 0);
     float q[8 * 512], out[8 * 512];
     void *scratch = hd_alloc_aligned(64, attn_scratch_bytes(depth, group));
     double rate[REPEATS], read[REPEATS], share[REPEATS];
+    const double seen = (double)c.bytes * depth / (c.pages_per_row * PAGE_TOKENS);
     for (uint32_t i = 0; i < group * head_dim; i++) q[i] = (float)(i % 7) * 0.1f - 0.3f;
     for (int n = 0; n < REPEATS; n++) {
-        double t = decode_once(k, &c, group, q, out, scratch);
-        rate[n] = (double)c.bytes * 1e-9 / t;
+        double t = decode_once(k, &c, group, q, out, scratch, stores);
+        rate[n] = seen * 1e-9 / t;
         read[n] = read_gb_s(c.memory, c.bytes);
         share[n] = rate[n] / read[n];
     }
-    printf("decode   hd %3u group %u depth %5u: %5.1f GB/s of K and V, %.2f of a 4-stream read (%.1f)\n", head_dim, group,
-           depth, median(rate, REPEATS), median(share, REPEATS), median(read, REPEATS));
+    printf("%s hd %3u group %u depth %5u: %5.1f GB/s of K and V, %.2f of a 4-stream read (%.1f)\n", stores ? "step    " : "decode  ",
+           head_dim, group, depth, median(rate, REPEATS), median(share, REPEATS), median(read, REPEATS));
     hd_free_aligned(scratch);
     cache_free(&c);
 }
@@ -132,7 +145,7 @@ enum { N_Q = 256 };
 static double prefill_once(const kernels *k, const cache *c, uint32_t group, uint32_t depth, const float *q, float *out,
                            void *scratch) {
     size_t ld = (size_t)group * c->shape.head_dim;
-    attn_job job = {.shape = c->shape, .pages = c->pages, .v_off = c->region, .n_group = group, .q = q, .out = out,
+    attn_job job = {.shape = c->shape, .pages = (const void *const *)c->pages, .v_off = c->region, .n_group = group, .q = q, .out = out,
                     .ldq = ld, .ldout = ld, .pos0 = depth, .n_q = N_Q, .scale = 1 / sqrtf((float)c->shape.head_dim)};
     double t = now();
     attn_run(k, &job, scratch);
@@ -176,8 +189,8 @@ static void schemes(const kernels *k, uint32_t head_dim, uint32_t group, uint32_
         double step[REPEATS], segment[REPEATS];
         c.depth = f16.depth = depth;
         for (int n = 0; n < REPEATS; n++) {
-            step[n] = decode_once(k, &f16, group, q, out, scratch);
-            step[n] /= decode_once(k, &c, group, q, out, scratch);
+            step[n] = decode_once(k, &f16, group, q, out, scratch, false);
+            step[n] /= decode_once(k, &c, group, q, out, scratch, false);
             segment[n] = prefill_once(k, &f16, group, depth, q, out, scratch);
             segment[n] /= prefill_once(k, &c, group, depth, q, out, scratch);
         }
@@ -226,7 +239,7 @@ int main(int argc, char **argv) {
         kv_scheme scheme = KV_F16;
         if (argc > 6 && !kv_scheme_by_name(argv[6], strlen(argv[6]), &scheme)) return 64;
         if (d < 8 || d > 512 || d % 8 || g < 1 || g > 8 || n > 1u << 20) return 64;
-        if (!strcmp(argv[2], "decode")) decode(k, scheme, d, g, n ? n : 1);
+        if (!strcmp(argv[2], "decode") || !strcmp(argv[2], "step")) decode(k, scheme, d, g, n ? n : 1, argv[2][0] == 's');
         else if (!strcmp(argv[2], "schemes")) schemes(k, d, g, n ? n : 1);
         else prefill(k, d, g, n);
         return 0;
@@ -234,7 +247,7 @@ int main(int argc, char **argv) {
     if (argc < 3 || !strcmp(argv[2], "decode"))
         for (int d = 0; d < 3; d++)
             for (int g = 0; g < 4; g++)
-                for (int n = 0; n < 3; n++) decode(k, KV_F16, dims[d], groups[g], depths[n]);
+                for (int n = 0; n < 3; n++) decode(k, KV_F16, dims[d], groups[g], depths[n], false);
     if (argc < 3 || !strcmp(argv[2], "schemes"))
         for (int d = 0; d < 3; d++)
             for (int g = 0; g < 4; g++) schemes(k, dims[d], groups[g], 8192);

@@ -95,6 +95,13 @@ size_t kv_head_bytes(const kv_shape *s); /* of K or of V; a multiple of 64 */
 void kv_store(const kernels *k, const kv_shape *s, void *page, size_t k_off, size_t v_off, uint32_t slot,
               const float *key, const float *value);
 
+/* What a thread attends to after a job: one query at position pos.  pages NULL: not known. */
+typedef struct {
+    const void *const *pages;
+    size_t k_off, v_off;
+    uint32_t pos;
+} attn_next;
+
 typedef struct {
     kv_shape shape;
     const void *const *pages; /* page table of the row in this group; pages wholly outside every window may be NULL */
@@ -108,7 +115,10 @@ typedef struct {
     uint32_t window;          /* 0: none; else position j is seen from p iff j > p - window (later ones as kv_end says) */
     float scale, softcap;     /* score = q.k * scale; softcap > 0: softcap * tanh(score / softcap) */
     const float *sinks;       /* n_group scores that take part in the softmax without a value, or NULL */
-    size_t k_next;            /* hint: k_off of what this thread attends to next in the same pages (its next kv head); 0: none */
+    /* Hints, for speed alone: what the same thread runs next, of the same shape and window; and that this job was what the
+     * one before named as its next. */
+    attn_next next;
+    bool announced;
 } attn_job;
 /* Softmax(q K^T) V for n_q queries x n_group heads.  A query that sees nothing gets zeros.  Positions that no query sees
  * may hold anything.  Order: positions in blocks of 256 at absolute multiples; in a block scores, the maximum, exp and

@@ -42,6 +42,7 @@ struct forward_space {
     uint64_t scratch_bytes;
     attn_item *items;
     uint32_t n_items, max_items;
+    uint32_t items_run;                      /* that are handed out together, so that who takes them knows what comes next */
     bool items_store;                        /* each item is all of one token's kv head, whose key it stores itself */
     pool_cursor *cursors;
     uint32_t n_cursors;
@@ -381,7 +382,15 @@ static void attend(worker *w, size_t i0, size_t i1) {
         job.pages = (const void *const *)g->pages[d->layer_group[w->layer]];
         job.k_off = ((uint64_t)d->layer_in_group[w->layer] * c->n_kv + it->kv_head) * 2 * head_bytes;
         job.v_off = job.k_off + head_bytes;
-        job.k_next = it->kv_head + 1 < c->n_kv ? job.k_off + 2 * head_bytes : 0; /* most likely this member's next item */
+        job.announced = i > i0;
+        job.next = (attn_next){.pages = NULL};
+        if (i + 1 < i1) {
+            const attn_item *then = it + 1;
+            job.next.pages = (const void *const *)s->st->segs[then->seg].pages[d->layer_group[w->layer]];
+            job.next.k_off = ((uint64_t)d->layer_in_group[w->layer] * c->n_kv + then->kv_head) * 2 * head_bytes;
+            job.next.v_off = job.next.k_off + head_bytes;
+            job.next.pos = s->tok_pos[then->q0];
+        }
         job.n_group = it->n_heads;
         job.q = s->q + t0;
         job.out = s->att + t0;
@@ -515,7 +524,7 @@ static void layer(worker *w, uint32_t i) {
     w->layer = i;
     multiply(w, (product[]){{&y->q, s->q}, {&y->k, s->k}, {&y->v, s->v}}, 3);
     phase_end(w, STEP_MATRICES, t, s->items_store ? NULL : store_tokens);
-    share_out(w, s->n_items, 1, attend);
+    share_out(w, s->n_items, s->items_run, attend);
     phase_end(w, STEP_ATTENTION, t, attn_out);
     multiply(w, (product[]){{&y->o, s->y}}, 1);
     phase_end(w, STEP_MATRICES, t, ffn_in);
@@ -578,6 +587,8 @@ static void plan_attention(forward_space *s) {
                 }
         t0 += g->n;
     }
+    s->items_run = s->n_active == 1 ? s->n_items : s->n_items / (8 * s->n_active);
+    if (!s->items_run) s->items_run = 1;
 }
 
 hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err) {

@@ -186,10 +186,10 @@ TILE_INLINE void scores_n(const uint32_t n, const uint32_t m, const kv_scheme sc
     }
 }
 
-/* V of a run of positions: 16 (or 8) dimensions, and 16 more `step` bytes on. */
+/* V of a run of positions: 16 (or 8) dimensions, and 16 more every `step` bytes. */
 typedef struct {
-    const char *v, *ahead; /* ahead: the next block's K */
-    size_t step, ask;      /* ask: bytes of K for 2 positions */
+    const char *v, *ahead, *ahead_end; /* ahead: K that is wanted next, all of it asked for at the end */
+    size_t step, ask;                  /* ask: bytes of K for 2 positions */
     uint32_t n_pos;
 } v_tile;
 
@@ -205,7 +205,6 @@ TILE_INLINE void values_n(const uint32_t n, const uint32_t m, const kv_scheme sc
         row[r] = p + (size_t)r * ATTN_BLOCK;
     }
     /* Each line once: one that is left out is waited for, and that costs more than all the rest of its block. */
-    const char *end = ahead + t->n_pos * t->ask / 2;
     const size_t most = 2 * m * bytes < 64 ? 64 : 2 * m * bytes, step = t->ask < most ? t->ask : most;
     uint32_t j = 0;
     for (; j + 2 <= t->n_pos; j += 2, v += 2 * bytes, ahead += step) {
@@ -215,7 +214,7 @@ TILE_INLINE void values_n(const uint32_t n, const uint32_t m, const kv_scheme sc
         fma_v(n, m, scheme, acc, row, j, v, t->step);
         fma_v(n, m, scheme, acc, row, j + 1, v + bytes, t->step);
     }
-    for (; ahead < end; ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+    for (; ahead < t->ahead_end; ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
     if (j < t->n_pos) fma_v(n, m, scheme, acc, row, j, v, t->step);
     UNROLL for (uint32_t r = 0; r < n; r++) UNROLL for (uint32_t i = 0; i < m; i++)
         store16(o + r * head_dim + i * KV_LANES, acc[i][r]);
@@ -249,7 +248,8 @@ static void values_8(uint32_t n, kv_scheme scheme, size_t bytes, const float *p,
 #define CASES(call, ...)                                                                                                           \
     CASES_4(1, 1, call, __VA_ARGS__)                                                                                               \
     CASES_4(5, 1, call, __VA_ARGS__)                                                                                               \
-    CASES_4(1, 2, call, __VA_ARGS__) CASES_2(5, 2, call, __VA_ARGS__) CASES_4(1, 4, call, __VA_ARGS__)
+    CASES_4(1, 2, call, __VA_ARGS__)                                                                                               \
+    CASES_2(5, 2, call, __VA_ARGS__) CASES_4(1, 3, call, __VA_ARGS__) CASES_4(1, 4, call, __VA_ARGS__)
 #else
 #define CASES(call, ...) CASES_4(1, 1, call, __VA_ARGS__) CASES_2(5, 1, call, __VA_ARGS__) CASES_2(1, 2, call, __VA_ARGS__)
 #endif

@@ -4,6 +4,9 @@
  * positions a tile makes all scores, turns them into p, and sums values (attn_loops.h).  K and V of a block are read from
  * memory once per tile.
  *
+ * Memory is asked for one item ahead (foresee): while a block is worked on, what comes after it is on its way, be it the next
+ * block or the next job's first.
+ *
  * A lane is one position (scores) or one dimension (values), so no sum is ever split: rows, tiles and pages can be cut
  * anywhere.
  * Read: run, tile_block, scores, softmax_row, values. */
@@ -33,6 +36,14 @@ typedef struct {
 
 _Static_assert((int)ATTN_HEAD_MAX >= (int)ATTN_BLOCK, "widened holds either");
 
+/* The block that comes next: its tiles of K that are seen, [lo, hi) relative to it.  values: V is wanted too, all of it. */
+typedef struct {
+    const void *const *pages;
+    size_t k_off, v_off;
+    uint32_t base, lo, hi;
+    bool values;
+} upcoming;
+
 typedef struct {
     _Alignas(64) float p[TILE_ROWS][ATTN_BLOCK]; /* scores, then exp(score - m) */
     float o[TILE_ROWS * ATTN_HEAD_MAX];          /* this block's value sums, [row][head_dim] */
@@ -46,6 +57,8 @@ typedef struct {
     uint32_t lo[TILE_ROWS], hi[TILE_ROWS];             /* visible positions */
     uint32_t block_lo[TILE_ROWS], block_hi[TILE_ROWS]; /* those in this block, relative to it */
     uint32_t seen_lo, seen_hi;                         /* what any row sees */
+    upcoming next;
+    bool last, asked;                                  /* tile of the job; V of the block is on its way already */
     uint32_t n_rows, n_groups;
     row_group groups[MAX_GROUPS];
 } tile;
@@ -54,6 +67,51 @@ static uint32_t later(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static uint32_t sooner(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* ---- one block of a tile ---- */
+
+static bool in_a_block(uint32_t lo, uint32_t hi) { return lo / ATTN_BLOCK == (hi - 1) / ATTN_BLOCK; }
+
+/* What comes after the block at base.  V of a block is asked for while its scores are made, which is too late where the
+ * block is all there is: then it comes with the job before. */
+static void foresee(const attn_job *job, tile *t, uint32_t base) {
+    uint32_t lo, hi, end;
+    t->asked = job->announced && in_a_block(t->seen_lo, t->seen_hi);
+    t->next = (upcoming){.pages = NULL};
+    if (job->shape.page_tokens < KV_LANES) return;
+    if (base + ATTN_BLOCK < t->seen_hi) {
+        t->next = (upcoming){job->pages, job->k_off, job->v_off, base + ATTN_BLOCK, 0, 0, false};
+        end = t->seen_hi;
+    } else if (t->last && job->next.pages) {
+        attn_visible(job, job->next.pos, &lo, &hi);
+        if (lo >= hi) return;
+        base = lo / ATTN_BLOCK * ATTN_BLOCK;
+        t->next = (upcoming){job->next.pages, job->next.k_off, job->next.v_off, base, (lo - base) & ~(KV_LANES - 1u), 0,
+                             in_a_block(lo, hi)};
+        end = hi;
+    } else {
+        return;
+    }
+    t->next.hi = (sooner(end - t->next.base, ATTN_BLOCK) + KV_LANES - 1) & ~(KV_LANES - 1u);
+}
+
+static const char *upcoming_at(const kv_shape *s, const upcoming *n, uint32_t at, size_t region) {
+    return (const char *)n->pages[(n->base + at) / s->page_tokens] + region;
+}
+
+/* Ask for tiles [lo, hi) of what comes next: K, V or both. */
+static void ask_tiles(const kv_shape *s, const upcoming *n, uint32_t lo, uint32_t hi, bool k, bool v) {
+    for (uint32_t at = later(lo, n->lo); at < sooner(hi, n->hi); at += KV_LANES) {
+        uint32_t slot = (n->base + at) % s->page_tokens;
+        const char *from = upcoming_at(s, n, at, n->k_off) + slot * kv_k_bytes(s);
+        for (size_t i = 0; k && i < KV_LANES * kv_k_bytes(s); i += 64) _mm_prefetch(from + i, _MM_HINT_T1);
+        if (!v) continue;
+        from = upcoming_at(s, n, at, n->v_off);
+        for (uint32_t d = 0; d < s->head_dim; d += KV_LANES) {
+            const char *chunk = from + kv_v_at(s, slot, d);
+            if (kv_blocked(s) && d % KV_BLOCK == 0) _mm_prefetch(from + kv_v_scale_at(s, slot, d / KV_BLOCK), _MM_HINT_T1);
+            for (size_t i = 0; i < KV_LANES * kv_v_run(s, KV_LANES); i += 64) _mm_prefetch(chunk + i, _MM_HINT_T1);
+        }
+    }
+}
 
 /* K of positions [at, at + 16) as in a page of 16, out of smaller ones; only [lo, hi) may be touched. */
 static void gather_k(const attn_job *job, uint32_t at, uint32_t lo, uint32_t hi, char *k) {
@@ -103,6 +161,11 @@ static void aim(const attn_job *job, tile *t, k_tile *kt, uint32_t i, uint32_t b
     const char *v = attn_page(job, base + at, job->v_off);
     kt->at[i] = at;
     kt->k[i] = kt->block[i] = (const char *)attn_page(job, base + at, job->k_off) + slot * kv_k_bytes(s);
+    if (t->asked && t->next.values) {
+        uint32_t to = later(t->next.lo, sooner(at, t->next.hi - KV_LANES)); /* the nearest it has; others: values */
+        v = upcoming_at(s, &t->next, to, t->next.v_off);
+        slot = (t->next.base + to) % s->page_tokens;
+    }
     kt->ahead[i] = v + kv_v_at(s, slot, 0);
     kt->ahead_scales[i] = v + kv_v_scale_at(s, slot, 0);
     if (widens(job, t)) {
@@ -157,15 +220,7 @@ static void scores(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uin
         } else {
             for (uint32_t i = first + j; i < end && n < m; i += each) aim(job, t, &kt, n++, base, i * KV_LANES);
         }
-        if (n == m) {
-            scores_of(job, t, &kt, m);
-            continue;
-        }
-        for (uint32_t i = 0; i < n; i++) {
-            k_tile one = far;
-            aim(job, t, &one, 0, base, kt.at[i]);
-            scores_of(job, t, &one, 1);
-        }
+        scores_of(job, t, &kt, n);
     }
 }
 
@@ -194,23 +249,27 @@ static void softmax_row(float *p, uint32_t lo, uint32_t hi, float softcap, float
     *l = sum8(sum);
 }
 
-/* Positions [a, b) of the block that lie in one page, for 16 dimensions (8 at the end of an odd head_dim), or twice 16. */
+/* Positions [a, b) of the block that lie in one page, for m times 16 dimensions (8 at the end of an odd head_dim). */
 typedef struct {
-    const char *v, *ahead; /* V at position a; what to ask for meanwhile */
-    size_t bytes, step;    /* of a position; to the second 16 dimensions */
-    size_t ask;            /* bytes to ask for with 2 positions */
+    const char *v, *ahead, *ahead_end; /* V at position a; what to ask for meanwhile */
+    size_t bytes, step;                /* of a position; to the next 16 dimensions */
+    size_t ask;                        /* bytes to ask for with 2 positions */
     uint32_t width, m, a, b;
     kv_scheme scheme; /* of v: widened or not */
 } v_run;
 
 /* Add what a span has in common with the run. */
-static void add_span(const attn_job *job, const v_run *run, tile *t, const span *sp, uint32_t d, const char *ahead) {
+static void add_span(const attn_job *job, const v_run *run, tile *t, const span *sp, uint32_t d, bool asks) {
     uint32_t lo = later(sp->lo, run->a), hi = sooner(sp->hi, run->b);
     size_t head_dim = job->shape.head_dim;
     if (lo >= hi) return;
     v_tile vt = {.v = run->v + (lo - run->a) * run->bytes, .step = run->step, .ask = run->ask, .n_pos = hi - lo};
     const float *p = kv_blocked(&job->shape) ? &t->scaled[sp->row][lo] : &t->p[sp->row][lo];
-    vt.ahead = ahead ? ahead : vt.v;
+    vt.ahead = vt.ahead_end = vt.v;
+    if (asks) {
+        vt.ahead = run->ahead;
+        vt.ahead_end = run->ahead_end;
+    }
     float *o = t->o + sp->row * head_dim + d;
     if (run->width < KV_LANES) values_8(sp->n, run->scheme, run->bytes, p, &vt, o, head_dim);
     else values_16(sp->n, run->m, run->scheme, p, &vt, o, head_dim);
@@ -251,45 +310,55 @@ static void scale_rows(tile *t, const v_run *run, const char *scales) {
     }
 }
 
-/* Where the K lies that is wanted after the V of position base + at: the next block's, or that of the next job. */
-static const char *next_k(const attn_job *job, const tile *t, uint32_t base, uint32_t at) {
-    const kv_shape *s = &job->shape;
-    uint32_t j = base + ATTN_BLOCK + at;
-    size_t region = job->k_off;
-    if (j >= t->seen_hi) {
-        j = t->seen_lo / ATTN_BLOCK * ATTN_BLOCK + at;
-        region = job->k_next;
-        if (!region || j < t->seen_lo || j >= t->seen_hi) return NULL;
-    }
-    return (const char *)attn_page(job, j, region) + j % s->page_tokens * kv_k_bytes(s);
+/* Where the K lies that is wanted after the V of the run: the same part of what comes next, in whole tiles. */
+static void aim_k(const kv_shape *s, const tile *t, v_run *run) {
+    const upcoming *n = &t->next;
+    uint32_t lo = later(run->a & ~(KV_LANES - 1u), n->lo), hi = sooner((run->b + KV_LANES - 1) & ~(KV_LANES - 1u), n->hi);
+    run->ahead = run->ahead_end = NULL;
+    if (!n->pages || lo >= hi) return;
+    run->ahead = upcoming_at(s, n, lo, n->k_off) + (n->base + lo) % s->page_tokens * kv_k_bytes(s);
+    run->ahead_end = run->ahead + (hi - lo) * kv_k_bytes(s);
 }
 
 static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
     const kv_shape *s = &job->shape;
-    bool pairs = t->n_groups == 1 && tiles_at_once(t->n_rows) > 1;
+    uint32_t most = t->n_groups > 1 ? 1 : sooner(tiles_at_once(t->n_rows), kv_blocked(s) ? 2 : MAX_TILES);
     v_run run = {.step = s->page_tokens * kv_v_run(s, KV_LANES)};
     memset(t->o, 0, (size_t)t->n_rows * s->head_dim * sizeof *t->o);
     for (run.a = lo; run.a < hi; run.a = run.b) { /* what one page holds of the block */
         uint32_t slot = (base + run.a) % s->page_tokens;
         run.b = sooner(hi, run.a + s->page_tokens - slot);
-        const char *page = attn_page(job, base + run.a, job->v_off);
-        const char *ahead = next_k(job, t, base, run.a);
+        const char *page = attn_page(job, base + run.a, job->v_off), *ask_end;
+        aim_k(s, t, &run);
+        ask_end = run.ahead_end;
         for (uint32_t d = 0; d < s->head_dim; d += run.m * KV_LANES) {
-            run.m = pairs && d % KV_BLOCK == 0 && d + KV_BLOCK <= s->head_dim ? 2 : 1;
+            run.m = most;
+            while (run.m > 1 && d + run.m * KV_LANES > s->head_dim) run.m /= 2;
+            if (kv_blocked(s) && d % KV_BLOCK) run.m = 1; /* not across blocks */
             run.width = sooner(KV_LANES, s->head_dim - d);
             run.v = page + kv_v_at(s, slot, d);
             run.bytes = kv_v_run(s, run.width);
             run.scheme = s->scheme;
             run.ask = 2 * run.m * ((kv_k_bytes(s) * KV_LANES + s->head_dim - 1) / s->head_dim);
+            if (run.ahead) {
+                size_t left = (size_t)(ask_end - run.ahead), share = left * run.m * KV_LANES / (s->head_dim - d);
+                run.ahead_end = run.ahead + (share < left ? share : left);
+            }
             if (kv_blocked(s) && d % KV_BLOCK == 0) scale_rows(t, &run, page + kv_v_scale_at(s, slot, d / KV_BLOCK));
             if (widens(job, t)) widen_v(t, &run);
             for (uint32_t g = 0; g < t->n_groups; g++) {
                 const row_group *rg = &t->groups[g];
                 for (uint32_t i = 0; i < rg->n_spans; i++)
-                    add_span(job, &run, t, &rg->spans[i], d, g == 0 && rg->spans[i].n == rg->n ? ahead : NULL);
+                    add_span(job, &run, t, &rg->spans[i], d, run.ahead && g == 0 && rg->spans[i].n == rg->n);
             }
-            if (ahead) ahead += run.ask * (run.b - run.a) / 2;
+            run.ahead = run.ahead_end;
         }
+    }
+    if (t->next.pages && base + ATTN_BLOCK >= t->seen_hi) { /* the next job's may be longer */
+        uint32_t first = lo & ~(KV_LANES - 1u), end = (hi + KV_LANES - 1) & ~(KV_LANES - 1u);
+        ask_tiles(s, &t->next, 0, first, true, t->next.values);
+        if (t->next.values && !t->asked) ask_tiles(s, &t->next, first, end, false, true);
+        ask_tiles(s, &t->next, end, ATTN_BLOCK, true, t->next.values);
     }
 }
 
@@ -352,6 +421,7 @@ static void tile_block(const attn_job *job, tile *t, uint32_t base) {
         hi = later(hi, rg->hi);
     }
     if (lo >= hi) return;
+    foresee(job, t, base);
     scores(job, t, base, lo, hi);
     for (uint32_t r = 0; r < t->n_rows; r++)
         if (t->block_lo[r] < t->block_hi[r]) softmax_row(t->p[r], t->block_lo[r], t->block_hi[r], job->softcap, &m[r], &l[r]);
@@ -377,6 +447,7 @@ static void finish_row(float *out, float big_m, float big_l, const float *sink, 
 static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint32_t h0, uint32_t n_heads) {
     uint32_t head_dim = job->shape.head_dim, lo = UINT32_MAX, hi = 0;
     t->n_rows = n * n_heads;
+    t->last = i0 + n == job->n_q && h0 + n_heads == job->n_group;
     for (uint32_t r = 0; r < t->n_rows; r++) {
         size_t i = i0 + r / n_heads, h = h0 + r % n_heads;
         t->q[r] = job->q + i * job->ldq + h * head_dim;
