@@ -211,10 +211,13 @@ static float *answer(const kernels *k, const ask *a, uint32_t page_tokens, uint3
                 .n_q = a->n_q - i < dq ? a->n_q - i : dq,
                 .kv_end = a->kv_end,
                 .window = a->window,
+                .announced = i + h > 0,
                 .scale = 1 / sqrtf((float)a->head_dim),
                 .softcap = a->softcap,
                 .sinks = a->sinks ? sink_values + h : NULL,
             };
+            if (h + dh < a->group || i + dq < a->n_q) /* what comes next must not show either */
+                job.next = (attn_next){job.pages, r.k_off, r.v_off, a->pos0 + i + (h + dh < a->group ? 0 : dq)};
             attn_run(k, &job, scratch);
         }
     assert_true(out[n] == 77);

@@ -123,7 +123,8 @@ TILE_INLINE void fma_v(const uint32_t n, const uint32_t m, const kv_scheme schem
     }
 }
 
-/* K of m tiles of 16 positions, and what to ask for meanwhile: V of the same positions, chunk by chunk of 16 dimensions. */
+/* K of m tiles of 16 positions, and what to ask for meanwhile, chunk by chunk of 16 dimensions: V of these positions, or K
+ * of others. */
 typedef struct {
     const char *k[MAX_TILES];
     const char *block[MAX_TILES]; /* where the first block lies, which has its scales at the end; k, unless widened */
@@ -133,8 +134,8 @@ typedef struct {
     size_t ahead_chunk, ahead_block; /* to the next chunk of a block; what a block has besides its chunks */
 } k_tile;
 
-/* V for 2 dimensions of K, which have b bytes, line by line; d counts within the chunk. */
-TILE_INLINE void ask_v(const size_t b, const char *at, uint32_t d) {
+/* What takes as much as 2 dimensions of K, b bytes, line by line; d counts within the chunk. */
+TILE_INLINE void ask_chunk(const size_t b, const char *at, uint32_t d) {
     if (b < 64 && d & (128 / b - 1)) return;
     at += d / 2 * b;
     for (size_t i = 0; i < b; i += 64) _mm_prefetch(at + i, _MM_HINT_T1);
@@ -157,8 +158,8 @@ TILE_INLINE void scores_n(const uint32_t n, const uint32_t m, const kv_scheme sc
         uint32_t width = head_dim - c < KV_LANES ? 8 : KV_LANES;
         for (uint32_t d = 0; d < width; d += 2, of_k += 2 * bytes16(scheme)) {
             UNROLL for (uint32_t i = 0; i < m; i++) {
-                if (blocked && scheme == KV_F32) ask_v(t->pair_bytes == 32 ? 32 : 16, ahead[i] + of_ahead, d);
-                else ask_v(2 * bytes16(scheme), ahead[i] + of_ahead, d);
+                if (blocked && scheme == KV_F32) ask_chunk(t->pair_bytes == 32 ? 32 : 16, ahead[i] + of_ahead, d);
+                else ask_chunk(2 * bytes16(scheme), ahead[i] + of_ahead, d);
             }
             fma_k(n, m, scheme, acc, row, c + d, k, of_k);
         }
@@ -188,8 +189,8 @@ TILE_INLINE void scores_n(const uint32_t n, const uint32_t m, const kv_scheme sc
 
 /* V of a run of positions: 16 (or 8) dimensions, and 16 more every `step` bytes. */
 typedef struct {
-    const char *v, *ahead, *ahead_end; /* ahead: K that is wanted next, all of it asked for at the end */
-    size_t step, ask;                  /* ask: bytes of K for 2 positions */
+    const char *v, *ahead, *ahead_end; /* ahead: m parts of what is wanted next, ahead_step apart, up to ahead_end at the end */
+    size_t step, ahead_step, ask;      /* ask: bytes of a part to ask for with 2 positions */
     uint32_t n_pos;
 } v_tile;
 
@@ -205,16 +206,17 @@ TILE_INLINE void values_n(const uint32_t n, const uint32_t m, const kv_scheme sc
         row[r] = p + (size_t)r * ATTN_BLOCK;
     }
     /* Each line once: one that is left out is waited for, and that costs more than all the rest of its block. */
-    const size_t most = 2 * m * bytes < 64 ? 64 : 2 * m * bytes, step = t->ask < most ? t->ask : most;
     uint32_t j = 0;
-    for (; j + 2 <= t->n_pos; j += 2, v += 2 * bytes, ahead += step) {
-        _mm_prefetch(ahead, _MM_HINT_T1);
-        if (scheme != KV_F32 || t->ask > 64) /* f32 may be widened q8 or q4 */
-            for (size_t i = 64; i < most; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
+    for (; j + 2 <= t->n_pos; j += 2, v += 2 * bytes, ahead += t->ask) {
+        UNROLL for (uint32_t i = 0; i < m; i++) {
+            _mm_prefetch(ahead + i * t->ahead_step, _MM_HINT_T1);
+            if (scheme == KV_F32 && t->ask > 64) _mm_prefetch(ahead + i * t->ahead_step + 64, _MM_HINT_T1);
+        }
         fma_v(n, m, scheme, acc, row, j, v, t->step);
         fma_v(n, m, scheme, acc, row, j + 1, v + bytes, t->step);
     }
-    for (; ahead < t->ahead_end; ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+    for (; ahead < t->ahead_end; ahead += 64)
+        UNROLL for (uint32_t i = 0; i < m; i++) _mm_prefetch(ahead + i * t->ahead_step, _MM_HINT_T1);
     if (j < t->n_pos) fma_v(n, m, scheme, acc, row, j, v, t->step);
     UNROLL for (uint32_t r = 0; r < n; r++) UNROLL for (uint32_t i = 0; i < m; i++)
         store16(o + r * head_dim + i * KV_LANES, acc[i][r]);

@@ -58,7 +58,8 @@ typedef struct {
     uint32_t block_lo[TILE_ROWS], block_hi[TILE_ROWS]; /* those in this block, relative to it */
     uint32_t seen_lo, seen_hi;                         /* what any row sees */
     upcoming next;
-    bool last, asked;                                  /* tile of the job; V of the block is on its way already */
+    bool last, asked;                                  /* tile of the job; V of the block is on its way already, for then */
+                                                       /* scores ask for K of what is next, and values for its V */
     uint32_t n_rows, n_groups;
     row_group groups[MAX_GROUPS];
 } tile;
@@ -74,7 +75,7 @@ static bool in_a_block(uint32_t lo, uint32_t hi) { return lo / ATTN_BLOCK == (hi
  * block is all there is: then it comes with the job before. */
 static void foresee(const attn_job *job, tile *t, uint32_t base) {
     uint32_t lo, hi, end;
-    t->asked = job->announced && in_a_block(t->seen_lo, t->seen_hi);
+    t->asked = false;
     t->next = (upcoming){.pages = NULL};
     if (job->shape.page_tokens < KV_LANES) return;
     if (base + ATTN_BLOCK < t->seen_hi) {
@@ -90,6 +91,7 @@ static void foresee(const attn_job *job, tile *t, uint32_t base) {
     } else {
         return;
     }
+    t->asked = job->announced && in_a_block(t->seen_lo, t->seen_hi) && t->next.values;
     t->next.hi = (sooner(end - t->next.base, ATTN_BLOCK) + KV_LANES - 1) & ~(KV_LANES - 1u);
 }
 
@@ -158,16 +160,19 @@ static void widen_k(const kv_shape *s, const char *k, float *out) {
 static void aim(const attn_job *job, tile *t, k_tile *kt, uint32_t i, uint32_t base, uint32_t at) {
     const kv_shape *s = &job->shape;
     uint32_t slot = (base + at) % s->page_tokens;
-    const char *v = attn_page(job, base + at, job->v_off);
     kt->at[i] = at;
     kt->k[i] = kt->block[i] = (const char *)attn_page(job, base + at, job->k_off) + slot * kv_k_bytes(s);
-    if (t->asked && t->next.values) {
-        uint32_t to = later(t->next.lo, sooner(at, t->next.hi - KV_LANES)); /* the nearest it has; others: values */
-        v = upcoming_at(s, &t->next, to, t->next.v_off);
+    if (t->asked) {
+        uint32_t to = later(t->next.lo, sooner(at, t->next.hi - KV_LANES)); /* the nearest it has; for the others: ask_rest */
+        const char *k = upcoming_at(s, &t->next, to, t->next.k_off);
         slot = (t->next.base + to) % s->page_tokens;
+        kt->ahead[i] = k + kv_k_at(s, slot, 0);
+        kt->ahead_scales[i] = k + kv_k_scale_at(s, slot, 0);
+    } else {
+        const char *v = attn_page(job, base + at, job->v_off);
+        kt->ahead[i] = v + kv_v_at(s, slot, 0);
+        kt->ahead_scales[i] = v + kv_v_scale_at(s, slot, 0);
     }
-    kt->ahead[i] = v + kv_v_at(s, slot, 0);
-    kt->ahead_scales[i] = v + kv_v_scale_at(s, slot, 0);
     if (widens(job, t)) {
         widen_k(s, kt->k[i], t->widened);
         kt->k[i] = (const char *)t->widened;
@@ -191,11 +196,12 @@ static void scores_of(const attn_job *job, tile *t, k_tile *kt, uint32_t m) {
 static void scores(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
     const kv_shape *s = &job->shape;
     bool small = s->page_tokens < KV_LANES;
-    k_tile far = {.ahead_chunk = s->page_tokens * kv_v_run(s, KV_LANES)}, kt;
+    uint32_t side = t->asked ? KV_LANES : s->page_tokens; /* positions that lie side by side in what is asked for */
+    k_tile far = {.ahead_chunk = side * kv_v_run(s, KV_LANES)}, kt;
     uint32_t first = lo / KV_LANES, end = (hi + KV_LANES - 1) / KV_LANES;
     uint32_t m = t->n_groups == 1 && !small ? tiles_at_once(t->n_rows) : 1, each = (end - first + m - 1) / m;
     if (kv_blocked(s)) {
-        far.ahead_block = s->page_tokens * KV_SCALE_BYTES;
+        far.ahead_block = side * KV_SCALE_BYTES;
         far.pair_bytes = (uint32_t)kv_k_run(s, 2) * KV_LANES;
         far.gap = widens(job, t) ? 0 : KV_LANES * KV_SCALE_BYTES;
     }
@@ -253,7 +259,7 @@ static void softmax_row(float *p, uint32_t lo, uint32_t hi, float softcap, float
 typedef struct {
     const char *v, *ahead, *ahead_end; /* V at position a; what to ask for meanwhile */
     size_t bytes, step;                /* of a position; to the next 16 dimensions */
-    size_t ask;                        /* bytes to ask for with 2 positions */
+    size_t ahead_step, ask;            /* v_tile */
     uint32_t width, m, a, b;
     kv_scheme scheme; /* of v: widened or not */
 } v_run;
@@ -263,12 +269,14 @@ static void add_span(const attn_job *job, const v_run *run, tile *t, const span 
     uint32_t lo = later(sp->lo, run->a), hi = sooner(sp->hi, run->b);
     size_t head_dim = job->shape.head_dim;
     if (lo >= hi) return;
-    v_tile vt = {.v = run->v + (lo - run->a) * run->bytes, .step = run->step, .ask = run->ask, .n_pos = hi - lo};
+    v_tile vt = {.v = run->v + (lo - run->a) * run->bytes, .step = run->step, .n_pos = hi - lo};
     const float *p = kv_blocked(&job->shape) ? &t->scaled[sp->row][lo] : &t->p[sp->row][lo];
     vt.ahead = vt.ahead_end = vt.v;
     if (asks) {
         vt.ahead = run->ahead;
         vt.ahead_end = run->ahead_end;
+        vt.ahead_step = run->ahead_step;
+        vt.ask = run->ask;
     }
     float *o = t->o + sp->row * head_dim + d;
     if (run->width < KV_LANES) values_8(sp->n, run->scheme, run->bytes, p, &vt, o, head_dim);
@@ -310,14 +318,63 @@ static void scale_rows(tile *t, const v_run *run, const char *scales) {
     }
 }
 
-/* Where the K lies that is wanted after the V of the run: the same part of what comes next, in whole tiles. */
-static void aim_k(const kv_shape *s, const tile *t, v_run *run) {
+/* What of the next block is asked for with the positions of a run, in whole tiles; K is one piece, V has one for each chunk. */
+typedef struct {
+    const char *at, *scales;
+    size_t bytes, chunk; /* of a piece; between two of them, 0: K */
+    uint32_t n;          /* positions */
+} errand;
+
+static errand errand_of(const kv_shape *s, const tile *t, uint32_t a, uint32_t b) {
     const upcoming *n = &t->next;
-    uint32_t lo = later(run->a & ~(KV_LANES - 1u), n->lo), hi = sooner((run->b + KV_LANES - 1) & ~(KV_LANES - 1u), n->hi);
+    uint32_t lo = later(a & ~(KV_LANES - 1u), n->lo), hi = sooner((b + KV_LANES - 1) & ~(KV_LANES - 1u), n->hi), slot;
+    errand e = {.at = NULL};
+    if (!n->pages || lo >= hi) return e;
+    slot = (n->base + lo) % s->page_tokens;
+    e.at = upcoming_at(s, n, lo, t->asked ? n->v_off : n->k_off);
+    if (t->asked) {
+        e.scales = e.at + kv_v_scale_at(s, slot, 0);
+        e.at += kv_v_at(s, slot, 0);
+        e.chunk = s->page_tokens * kv_v_run(s, KV_LANES);
+        e.bytes = (hi - lo) * kv_v_run(s, KV_LANES);
+    } else {
+        e.at += slot * kv_k_bytes(s);
+        e.bytes = (hi - lo) * kv_k_bytes(s);
+    }
+    e.n = hi - lo;
+    return e;
+}
+
+/* The part of an errand that goes with dimensions d and on. */
+static void set_out(const kv_shape *s, v_run *run, const errand *e, uint32_t d) {
     run->ahead = run->ahead_end = NULL;
-    if (!n->pages || lo >= hi) return;
-    run->ahead = upcoming_at(s, n, lo, n->k_off) + (n->base + lo) % s->page_tokens * kv_k_bytes(s);
-    run->ahead_end = run->ahead + (hi - lo) * kv_k_bytes(s);
+    if (!e->at) return;
+    if (e->chunk) {
+        size_t before = kv_blocked(s) ? d / KV_BLOCK * KV_SCALE_BYTES * s->page_tokens : 0;
+        run->ahead = e->at + d / KV_LANES * e->chunk + before;
+        run->ahead_step = e->chunk;
+        run->ahead_end = run->ahead + e->bytes;
+        run->ask = 2 * kv_v_run(s, KV_LANES);
+        if (kv_blocked(s) && d % KV_BLOCK == 0)
+            for (size_t i = 0; i < e->n * KV_SCALE_BYTES; i += 64)
+                _mm_prefetch(e->scales + before + d / KV_LANES * e->chunk + i, _MM_HINT_T1);
+        return;
+    }
+    size_t end = e->bytes * sooner(d + run->m * KV_LANES, s->head_dim) / s->head_dim, begin = e->bytes * d / s->head_dim;
+    run->ahead = e->at + begin;
+    run->ahead_step = ((end - begin) / run->m + 63) & ~(size_t)63;
+    run->ahead_end = run->ahead + (run->m > 1 ? run->ahead_step : end - begin);
+    run->ask = 2 * ((kv_k_bytes(s) * KV_LANES + s->head_dim - 1) / s->head_dim);
+}
+
+/* What the loops did not come to: the next job's positions may be more than those of this one. */
+static void ask_rest(const kv_shape *s, const tile *t, uint32_t lo, uint32_t hi) {
+    const upcoming *n = &t->next;
+    lo &= ~(KV_LANES - 1u);
+    hi = (hi + KV_LANES - 1) & ~(KV_LANES - 1u);
+    ask_tiles(s, n, 0, lo, true, n->values);
+    if (n->values && !t->asked) ask_tiles(s, n, lo, hi, false, true);
+    ask_tiles(s, n, hi, ATTN_BLOCK, true, n->values);
 }
 
 static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uint32_t hi) {
@@ -328,9 +385,8 @@ static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uin
     for (run.a = lo; run.a < hi; run.a = run.b) { /* what one page holds of the block */
         uint32_t slot = (base + run.a) % s->page_tokens;
         run.b = sooner(hi, run.a + s->page_tokens - slot);
-        const char *page = attn_page(job, base + run.a, job->v_off), *ask_end;
-        aim_k(s, t, &run);
-        ask_end = run.ahead_end;
+        const char *page = attn_page(job, base + run.a, job->v_off);
+        errand ahead = errand_of(s, t, run.a, run.b);
         for (uint32_t d = 0; d < s->head_dim; d += run.m * KV_LANES) {
             run.m = most;
             while (run.m > 1 && d + run.m * KV_LANES > s->head_dim) run.m /= 2;
@@ -339,11 +395,7 @@ static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uin
             run.v = page + kv_v_at(s, slot, d);
             run.bytes = kv_v_run(s, run.width);
             run.scheme = s->scheme;
-            run.ask = 2 * run.m * ((kv_k_bytes(s) * KV_LANES + s->head_dim - 1) / s->head_dim);
-            if (run.ahead) {
-                size_t left = (size_t)(ask_end - run.ahead), share = left * run.m * KV_LANES / (s->head_dim - d);
-                run.ahead_end = run.ahead + (share < left ? share : left);
-            }
+            set_out(s, &run, &ahead, d);
             if (kv_blocked(s) && d % KV_BLOCK == 0) scale_rows(t, &run, page + kv_v_scale_at(s, slot, d / KV_BLOCK));
             if (widens(job, t)) widen_v(t, &run);
             for (uint32_t g = 0; g < t->n_groups; g++) {
@@ -351,15 +403,9 @@ static void values(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uin
                 for (uint32_t i = 0; i < rg->n_spans; i++)
                     add_span(job, &run, t, &rg->spans[i], d, run.ahead && g == 0 && rg->spans[i].n == rg->n);
             }
-            run.ahead = run.ahead_end;
         }
     }
-    if (t->next.pages && base + ATTN_BLOCK >= t->seen_hi) { /* the next job's may be longer */
-        uint32_t first = lo & ~(KV_LANES - 1u), end = (hi + KV_LANES - 1) & ~(KV_LANES - 1u);
-        ask_tiles(s, &t->next, 0, first, true, t->next.values);
-        if (t->next.values && !t->asked) ask_tiles(s, &t->next, first, end, false, true);
-        ask_tiles(s, &t->next, end, ATTN_BLOCK, true, t->next.values);
-    }
+    if (t->next.pages && base + ATTN_BLOCK >= t->seen_hi) ask_rest(s, t, lo, hi);
 }
 
 static void merge_row(float *out, float *big_m, float *big_l, const float *o, float m, float l, uint32_t head_dim) {
@@ -469,7 +515,8 @@ static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint
     t->n_groups = (t->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
     for (uint32_t g = 0, r = 0; g < t->n_groups; g++) {
         uint32_t left = t->n_groups - g, size = (t->n_rows - r + left - 1) / left;
-        t->groups[g] = (row_group){.begin = r, .n = size};
+        t->groups[g].begin = r;
+        t->groups[g].n = size;
         r += size;
     }
     t->seen_lo = lo;
