@@ -16,8 +16,8 @@
 #if LANES_WIDE
 #define DP8(acc, w, a)  _mm256_dpbusd_epi32(acc, w, a)
 #define DP16(acc, w, a) _mm256_dpwssd_epi32(acc, w, a)
-/* Sums of so many tiles of 8 rows stay in registers beside their accumulators. */
-enum { SUMS_IN_REGS = 8 };
+/* Sums of so many tiles of 8 rows stay in registers beside their accumulators, and of so many pairs. */
+enum { SUMS_IN_REGS = 8, PAIRS_IN_REGS = 8 };
 
 typedef __m512i pair;
 typedef __m512 pair_f;
@@ -28,6 +28,10 @@ TILE_INLINE pair pair_bcast(const void *p) {
     int32_t v;
     memcpy(&v, p, 4);
     return _mm512_set1_epi32(v);
+}
+/* The same by the load ports alone (start32 of mm_avx2.h says why): what sums start at. */
+TILE_INLINE pair pair_start(const void *p) {
+    return _mm512_castps_si512(_mm512_broadcastss_ps(_mm_load_ss(p)));
 }
 TILE_INLINE pair pair_dp8(pair acc, pair w, pair a) { return _mm512_dpbusd_epi32(acc, w, a); }
 TILE_INLINE pair pair_dp16(pair acc, pair w, pair a) { return _mm512_dpwssd_epi32(acc, w, a); }
@@ -46,7 +50,7 @@ TILE_INLINE pair_f pair_fnma(pair_f a, pair_f b, pair_f c) { return _mm512_fnmad
 #else
 #define DP8(acc, w, a)  _mm256_dpbusd_avx_epi32(acc, w, a)
 #define DP16(acc, w, a) _mm256_dpwssd_avx_epi32(acc, w, a)
-enum { SUMS_IN_REGS = 4 };
+enum { SUMS_IN_REGS = 4, PAIRS_IN_REGS = 0 };
 
 typedef struct {
     __m256i lo, hi;
@@ -65,6 +69,7 @@ TILE_INLINE pair pair_bcast(const void *p) {
     __m256i v = bcast32(p);
     return (pair){v, v};
 }
+TILE_INLINE pair pair_start(const void *p) { return pair_bcast(p); }
 TILE_INLINE pair pair_dp8(pair acc, pair w, pair a) { return (pair){DP8(acc.lo, w.lo, a.lo), DP8(acc.hi, w.hi, a.hi)}; }
 TILE_INLINE pair pair_dp16(pair acc, pair w, pair a) {
     return (pair){DP16(acc.lo, w.lo, a.lo), DP16(acc.hi, w.hi, a.hi)};

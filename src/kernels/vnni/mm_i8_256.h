@@ -61,8 +61,8 @@ TILE_INLINE __m256i start(const tensor_type ty, const act_i8_256 *a, int j) {
     return _mm256_setzero_si256();
 }
 TILE_INLINE pair start_pair(const tensor_type ty, const act_i8_256 *a, int j) {
-    if (ty == TENSOR_Q6_K) return pair_bcast(a->minus32 + j);
-    if (ty == TENSOR_Q3_K) return pair_shr(pair_bcast(a->minus32 + j), 3);
+    if (ty == TENSOR_Q6_K) return pair_start(a->minus32 + j);
+    if (ty == TENSOR_Q3_K) return pair_shr(pair_start(a->minus32 + j), 3);
     return pair_zero();
 }
 

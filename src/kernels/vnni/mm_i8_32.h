@@ -17,7 +17,7 @@ TILE_INLINE __m256i start(const tensor_type ty, const act_i8_32 *a) {
 TILE_INLINE pair start_pair(const tensor_type ty, const act_i8_32 *a) {
     pair v;
     if (HAS_MIN(ty)) return pair_zero();
-    v = pair_bcast(&a->minus8);
+    v = pair_start(&a->minus8);
     return HAS_BIT5(ty) ? pair_add(v, v) : v;
 }
 
@@ -113,7 +113,13 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
 TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p, const void *act, const void *act2,
                             uint32_t n_units, __m256 *sums) {
     const int step = nc < 4 ? nc : 4;
+    const bool in_regs = nc <= PAIRS_IN_REGS;
     const act_i8_32 *a = act, *a2 = act2;
+    pair_f f[8];
+    UNROLL
+    for (int c = 0; c < nc; c++) {
+        if (in_regs) f[c] = pair_load_f(sums + 2 * c);
+    }
     for (uint32_t b = 0; b < 2 * n_units; b++, a += step, a2 += nc > 4 ? step : 0, p += PANEL_BLOCK) {
         pair acc[8];
         pair_f d, m;
@@ -132,11 +138,15 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
         UNROLL
         for (int c = 0; c < nc; c++) {
             const act_i8_32 *x = c < 4 ? a + c : a2 + c - 4;
-            pair_f f = pair_load_f(sums + 2 * c);
-            f = pair_fma(pair_float(acc[c]), pair_mul_f(d, pair_set_f(x->scale)), f);
-            if (HAS_MIN(ty)) f = pair_fma(m, pair_set_f(x->ssum), f);
-            pair_store_f(sums + 2 * c, f);
+            if (!in_regs) f[c] = pair_load_f(sums + 2 * c);
+            f[c] = pair_fma(pair_float(acc[c]), pair_mul_f(d, pair_set_f(x->scale)), f[c]);
+            if (HAS_MIN(ty)) f[c] = pair_fma(m, pair_set_f(x->ssum), f[c]);
+            if (!in_regs) pair_store_f(sums + 2 * c, f[c]);
         }
+    }
+    UNROLL
+    for (int c = 0; c < nc; c++) {
+        if (in_regs) pair_store_f(sums + 2 * c, f[c]);
     }
 }
 
