@@ -51,6 +51,8 @@ static inline simde__m512i emulate_srai_epi32(simde__m512i v, unsigned n) {
 #define __m512                  simde__m512
 #define __m512i                 simde__m512i
 #define _mm512_add_epi32        simde_mm512_add_epi32
+#define _mm512_broadcastss_ps   simde_mm512_broadcastss_ps
+#define _mm512_castps_si512     simde_mm512_castps_si512
 #define _mm512_castsi512_ps     simde_mm512_castsi512_ps
 #define _mm512_cvtepi32_ps      emulate_cvtepi32_ps
 #define _mm512_cvtepi8_epi32    emulate_cvtepi8_epi32

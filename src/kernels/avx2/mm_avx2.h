@@ -100,8 +100,10 @@ typedef void (*mm_tile)(const uint8_t *const *w, ptrdiff_t ahead, const void *a,
                         __m256i *tmp);
 /* sums: 2 * nc vectors, read and written; tmp: as many. */
 typedef void (*mm_panel_tile)(const uint8_t *panel, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp);
-/* Two whole panels of tokens at once, for sets with more registers. */
-typedef void (*mm_two_panels)(const uint8_t *panel, const void *a, const void *b, uint32_t n_units, __m256 *sums);
+/* Two whole panels of tokens at once, for sets with more registers.  The sums of 16 rows begin with those at from + 16 c for
+ * token c, or with zeros when from is NULL, and go to to + ldt * c: a call stores nothing twice. */
+typedef void (*mm_two_panels)(const uint8_t *panel, const void *a, const void *b, uint32_t n_units, const float *from,
+                              float *to, size_t ldt);
 
 typedef struct {
     mm_tile direct[5][5]; /* [nr][nc]: nr 4 with nc 1..2; nr 2 and 1 with nc 1..4 */

@@ -86,41 +86,53 @@ static inline void prefetch_part(const uint8_t *w, size_t bytes, uint32_t i, uin
         _mm_prefetch((const char *)w + o, _MM_HINT_T0);
 }
 
-/* Ask for the lines that store will write for tokens [t, t1): one line each, far apart. */
+/* Ask for the lines that will be written for tokens [t, t1): one line each, far apart. */
 static inline void ask_to_write(const call *c, uint32_t g, uint32_t t, uint32_t t1) {
     for (; t < t1; t++) __builtin_prefetch(c->y + t * c->ldy + (size_t)g * MM_ROWS, 1, 3);
 }
 
+/* Groups g and g + 1.  What is not waited for (the next run's weights) and what a core has room for only little of (stores
+ * to other lines for each token) is spread over the tiles. */
 static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
     uint32_t per_unit = c->n_blocks / c->n_units, n_panels = (t1 - t0 + MM_PANEL - 1) / MM_PANEL;
     uint32_t n_runs = (c->n_units + c->t->panel_units - 1) / c->t->panel_units;
     uint32_t run = (c->n_units + n_runs - 1) / n_runs; /* even runs: each costs a pass over the sums */
     size_t unit = c->group_bytes / c->n_units;
-    memset(c->s->sums, 0, (size_t)(t1 - t0) * 2 * sizeof *c->s->sums);
+    bool whole = c->r1 - g * MM_ROWS >= 2 * MM_ROWS;
     for (uint32_t u = 0; u < c->n_units; u += run) {
-        uint32_t n = c->n_units - u < run ? c->n_units - u : run;
+        uint32_t n = c->n_units - u < run ? c->n_units - u : run, nc;
+        bool first = u == 0, last = u + n == c->n_units;
         const uint8_t *w = group_at(c, g) + u * unit;
         /* the next run: further on in these two groups, or the beginning of the next two */
-        const uint8_t *next = u + n < c->n_units ? w + n * unit : group_at(c, g + 2);
+        const uint8_t *next = last ? group_at(c, g + 2) : w + n * unit;
         c->t->unpack(w, w + c->group_bytes, n, c->s->panel);
-        for (uint32_t i = 0; i < n_panels; i++) {
-            uint32_t t = t0 + i * MM_PANEL, nc = t1 - t < MM_PANEL ? t1 - t : MM_PANEL;
-            const uint8_t *a = c->act + ((size_t)t * c->n_blocks + (size_t)u * per_unit * nc) * c->record;
-            prefetch_part(next, run * unit, i, n_panels);
-            prefetch_part(next + c->group_bytes, run * unit, i, n_panels);
-            if (u + n == c->n_units) ask_to_write(c, g, t, t1 - t < 2 * MM_PANEL ? t1 : t + 2 * MM_PANEL);
-            if (c->t->two_panels && t1 - t >= 2 * MM_PANEL) {
-                i++;
+        for (uint32_t t = t0, i = 0; t < t1; t += nc) {
+            bool two = c->t->two_panels && t1 - t >= 2 * MM_PANEL;
+            uint32_t step = t1 - t < MM_PANEL ? t1 - t : MM_PANEL; /* tokens of a panel */
+            const uint8_t *a = c->act + ((size_t)t * c->n_blocks + (size_t)u * per_unit * step) * c->record;
+            __m256 *sums = c->s->sums + (t - t0) * 2;
+            nc = two ? 2 * step : step;
+            for (uint32_t end = i + 1 + two; i < end; i++) {
                 prefetch_part(next, run * unit, i, n_panels);
                 prefetch_part(next + c->group_bytes, run * unit, i, n_panels);
-                c->t->two_panels(c->s->panel, a, a + (size_t)MM_PANEL * c->n_blocks * c->record, n, c->s->sums + (t - t0) * 2);
-            } else {
-                c->t->panel[nc](c->s->panel, a, n, c->s->sums + (t - t0) * 2, c->s->tmp);
             }
+            if (last) ask_to_write(c, g, t, t + nc);
+            if (two) {
+                bool out = last && whole;
+                c->t->two_panels(c->s->panel, a, a + (size_t)step * c->n_blocks * c->record, n,
+                                 first ? NULL : (const float *)sums,
+                                 out ? c->y + t * c->ldy + (size_t)g * MM_ROWS : (float *)sums,
+                                 out ? c->ldy : 2 * MM_ROWS);
+                if (out) continue;
+            } else {
+                if (first)
+                    for (uint32_t j = 0; j < 2 * nc; j++) sums[j] = _mm256_setzero_ps();
+                c->t->panel[nc](c->s->panel, a, n, sums, c->s->tmp);
+            }
+            if (last)
+                for (uint32_t j = 0; j < 2 * nc; j++) store(c, g + j % 2, t + j / 2, sums + j);
         }
     }
-    for (uint32_t t = t0; t < t1; t++)
-        for (uint32_t r = 0; r < 2; r++) store(c, g + r, t, &c->s->sums[(t - t0) * 2 + r]);
 }
 
 static void block(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_t t1) {

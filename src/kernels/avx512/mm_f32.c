@@ -5,14 +5,17 @@
 #define LANES_WIDE 1
 #include "kernels/vnni/lanes.h"
 
-/* nc tokens: up to 4 at act, or 8 of which the last 4 are at act2. */
+/* nc tokens: up to 4 at act, or 8 of which the last 4 are at act2.  from, to, ldt: as mm_two_panels. */
 TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const void *act, const void *act2, uint32_t n_units,
-                            __m256 *sums) {
+                            const float *from, float *to, size_t ldt) {
     const int step = nc < 4 ? nc : 4;
     const float *a = act, *a2 = act2;
     pair_f f[8];
     UNROLL
-    for (int c = 0; c < nc; c++) f[c] = pair_load_f(sums + 2 * c);
+    for (int c = 0; c < nc; c++) {
+        f[c] = pair_zero_f();
+        if (from) f[c] = pair_load_f(from + 2 * MM_ROWS * c);
+    }
     for (uint32_t u = 0; u < n_units; u++, p += 512) {
         UNROLL
         for (int k = 0; k < 8; k++, a += step, a2 += nc > 4 ? step : 0) {
@@ -24,21 +27,21 @@ TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const void *act, con
         }
     }
     UNROLL
-    for (int c = 0; c < nc; c++) pair_store_f(sums + 2 * c, f[c]);
+    for (int c = 0; c < nc; c++) pair_store_f(to + ldt * c, f[c]);
 }
 
 #define ONE(nc)                                                                                                        \
     static void p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {                 \
         (void)tmp;                                                                                                     \
-        panel_tile(nc, p, a, a, n_units, sums);                                                                        \
+        panel_tile(nc, p, a, a, n_units, (const float *)sums, (float *)sums, 2 * MM_ROWS);                             \
     }
 ONE(1)
 ONE(2)
 ONE(3)
 ONE(4)
 
-static void two(const uint8_t *p, const void *a, const void *b, uint32_t n_units, __m256 *sums) {
-    panel_tile(8, p, a, b, n_units, sums);
+static void two(const uint8_t *p, const void *a, const void *b, uint32_t n_units, const float *from, float *to, size_t ldt) {
+    panel_tile(8, p, a, b, n_units, from, to, ldt);
 }
 
 #define MUL(name)                                                                                                      \

@@ -39,6 +39,7 @@ TILE_INLINE pair pair_add(pair a, pair b) { return _mm512_add_epi32(a, b); }
 TILE_INLINE pair pair_mul(pair a, pair b) { return _mm512_mullo_epi32(a, b); }
 TILE_INLINE pair pair_shr(pair a, const int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 TILE_INLINE pair pair_set(int32_t v) { return _mm512_set1_epi32(v); }
+TILE_INLINE pair_f pair_zero_f(void) { return _mm512_setzero_ps(); }
 TILE_INLINE pair_f pair_load_f(const void *p) { return _mm512_loadu_ps(p); }
 TILE_INLINE void pair_store_f(void *p, pair_f v) { _mm512_storeu_ps(p, v); }
 TILE_INLINE pair_f pair_set_f(float v) { return _mm512_set1_ps(v); }
@@ -83,6 +84,7 @@ TILE_INLINE pair pair_mul(pair a, pair b) {
 TILE_INLINE pair pair_shr(pair a, const int n) {
     return (pair){_mm256_srai_epi32(a.lo, n), _mm256_srai_epi32(a.hi, n)};
 }
+TILE_INLINE pair_f pair_zero_f(void) { return (pair_f){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 TILE_INLINE pair_f pair_load_f(const void *p) {
     return (pair_f){_mm256_loadu_ps(p), _mm256_loadu_ps((const float *)p + 8)};
 }
@@ -131,15 +133,16 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
 #define PANEL(name, ty, nc)                                                                                            \
     static void name##_p##nc(const uint8_t *p, const void *a, uint32_t n_units, __m256 *sums, __m256i *tmp) {          \
         (void)tmp;                                                                                                     \
-        panel_tile(ty, nc, p, a, a, n_units, sums);                                                                    \
+        panel_tile(ty, nc, p, a, a, n_units, (const float *)sums, (float *)sums, 2 * MM_ROWS);                         \
     }
-#define TYPE(name, ty, units, from, near)                                                                              \
+#define TYPE(name, ty, units, at_least, near)                                                                          \
     PANEL(name, ty, 1)                                                                                                 \
     PANEL(name, ty, 2)                                                                                                 \
     PANEL(name, ty, 3)                                                                                                 \
     PANEL(name, ty, 4)                                                                                                 \
-    static void name##_two(const uint8_t *p, const void *a, const void *b, uint32_t n_units, __m256 *sums) {           \
-        panel_tile(ty, 8, p, a, b, n_units, sums);                                                                     \
+    static void name##_two(const uint8_t *p, const void *a, const void *b, uint32_t n_units, const float *from,        \
+                           float *to, size_t ldt) {                                                                    \
+        panel_tile(ty, 8, p, a, b, n_units, from, to, ldt);                                                            \
     }                                                                                                                  \
     static void name##_unpack(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *o) {                    \
         panel_unpack(ty, w0, w1, n_units, o);                                                                          \
@@ -149,7 +152,7 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
                                 .two_panels = LANES_WIDE ? name##_two : NULL,                                          \
                                 .unpack = name##_unpack,                                                               \
                                 .panel_units = units,                                                                  \
-                                .panel_min = LANES_WIDE ? 2 * from : from,                                             \
+                                .panel_min = LANES_WIDE ? 2 * at_least : at_least,                                     \
                                 .ahead = near};
 
 #endif

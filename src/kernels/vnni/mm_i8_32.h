@@ -109,16 +109,17 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
         }
 }
 
-/* nc tokens: up to 4 at act, or 8 of which the last 4 are at act2. */
+/* nc tokens: up to 4 at act, or 8 of which the last 4 are at act2.  from, to, ldt: as mm_two_panels. */
 TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p, const void *act, const void *act2,
-                            uint32_t n_units, __m256 *sums) {
+                            uint32_t n_units, const float *from, float *to, size_t ldt) {
     const int step = nc < 4 ? nc : 4;
     const bool in_regs = nc <= PAIRS_IN_REGS;
     const act_i8_32 *a = act, *a2 = act2;
     pair_f f[8];
     UNROLL
     for (int c = 0; c < nc; c++) {
-        if (in_regs) f[c] = pair_load_f(sums + 2 * c);
+        if (in_regs) f[c] = pair_zero_f();
+        if (in_regs && from) f[c] = pair_load_f(from + 2 * MM_ROWS * c);
     }
     for (uint32_t b = 0; b < 2 * n_units; b++, a += step, a2 += nc > 4 ? step : 0, p += PANEL_BLOCK) {
         pair acc[8];
@@ -138,15 +139,15 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
         UNROLL
         for (int c = 0; c < nc; c++) {
             const act_i8_32 *x = c < 4 ? a + c : a2 + c - 4;
-            if (!in_regs) f[c] = pair_load_f(sums + 2 * c);
+            if (!in_regs) f[c] = pair_load_f(from + 2 * MM_ROWS * c);
             f[c] = pair_fma(pair_float(acc[c]), pair_mul_f(d, pair_set_f(x->scale)), f[c]);
             if (HAS_MIN(ty)) f[c] = pair_fma(m, pair_set_f(x->ssum), f[c]);
-            if (!in_regs) pair_store_f(sums + 2 * c, f[c]);
+            if (!in_regs) pair_store_f(to + ldt * c, f[c]);
         }
     }
     UNROLL
     for (int c = 0; c < nc; c++) {
-        if (in_regs) pair_store_f(sums + 2 * c, f[c]);
+        if (in_regs) pair_store_f(to + ldt * c, f[c]);
     }
 }
 
