@@ -85,6 +85,33 @@ static void test_costs(void **state) {
     model_close(m);
 }
 
+/* A head of Q8_0 meets activations of 8 bits where the layers do, and of 16 bits where they are Q8_0 too. */
+static void test_head_follows_the_layers(void **state) {
+    static const struct {
+        const char *variant;
+        act_kind layers, head;
+        uint64_t n_head;
+    } cases[] = {{"q4_0-head8", ACT_I8_32, ACT_I8_32_TOP, TINY_VOCAB * 160}, {"q8_0", ACT_I16_32, ACT_I16_32, TINY_VOCAB * 256}};
+    char file[64];
+    (void)state;
+    snprintf(file, sizeof file, "%s/head.gguf", dir);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        model *m;
+        model_cost trunk, head;
+        hd_err err;
+        assert_int_equal(tiny_model_write(tiny_variant_find(cases[i].variant), NULL, file), 0);
+        assert_int_equal(model_open(&m, file, &(model_options){.n_threads = 1}, &err), HD_OK);
+        model_costs(m, &trunk, &head);
+        for (int k = 0; k < ACT_KINDS; k++) {
+            assert_int_equal(trunk.products[k] != 0, k == (int)cases[i].layers);
+            assert_int_equal(head.products[k], k == (int)cases[i].head ? cases[i].n_head : 0);
+        }
+        assert_int_equal(head.bytes, cases[i].n_head / 32 * 34);
+        model_close(m);
+        unlink(file);
+    }
+}
+
 /* The limits printed are medians over the run and shares use the neighbours of each figure, so the two agree only as far as
  * the machine was steady: within a factor of 4 here, where a wrong unit or a forgotten tensor is off by more. */
 static void test_roofline(void **state) {
@@ -119,7 +146,7 @@ static void test_phases(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain), cmocka_unit_test(test_costs),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain), cmocka_unit_test(test_costs), cmocka_unit_test(test_head_follows_the_layers),
                                        cmocka_unit_test(test_roofline), cmocka_unit_test(test_phases)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -15,9 +15,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static const tensor_type all_types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_BF16, TENSOR_Q4_0,   TENSOR_Q4_1,
-                                        TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q8_0, TENSOR_Q2_K,   TENSOR_Q3_K,
-                                        TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_IQ4_NL, TENSOR_IQ4_XS};
+static const tensor_type all_types[] = {TENSOR_F32,    TENSOR_F16,    TENSOR_BF16,   TENSOR_Q4_0,
+                                        TENSOR_Q4_1,   TENSOR_Q5_0,   TENSOR_Q5_1,   TENSOR_Q8_0,
+                                        TENSOR_Q2_K,   TENSOR_Q3_K,   TENSOR_Q4_K,   TENSOR_Q5_K,
+                                        TENSOR_Q6_K,   TENSOR_IQ4_NL, TENSOR_IQ4_XS, TENSOR_Q8_0_I8};
 enum { N_TYPES = sizeof all_types / sizeof *all_types };
 
 static uint64_t rng = 88172645463325252u;
@@ -27,10 +28,13 @@ static uint32_t rnd(void) { /* xorshift64*, high half */
 }
 static float rndf(void) { return (float)(int32_t)rnd() * 0x1p-31f; }
 
-static const char *name_of(tensor_type t) { return tensor_type_get((uint32_t)t)->name; }
-static uint32_t block_of(tensor_type t) { return tensor_type_get((uint32_t)t)->block_elems; }
-static size_t row_bytes(tensor_type t, uint32_t n) {
-    return (size_t)(n / block_of(t)) * tensor_type_get((uint32_t)t)->block_bytes;
+/* Blocks in the file: Q8_0_I8 is packed from those of Q8_0. */
+static const tensor_type_info *info_of(tensor_type t) { return tensor_type_get(t == TENSOR_Q8_0_I8 ? TENSOR_Q8_0 : (uint32_t)t); }
+static const char *name_of(tensor_type t) { return t == TENSOR_Q8_0_I8 ? "Q8_0_I8" : info_of(t)->name; }
+static uint32_t block_of(tensor_type t) { return info_of(t)->block_elems; }
+static size_t row_bytes(tensor_type t, uint32_t n) { return (size_t)(n / block_of(t)) * info_of(t)->block_bytes; }
+static void dequant(tensor_type t, const uint8_t *row, float *w, uint32_t n) {
+    assert_true(tensor_dequant_row(t == TENSOR_Q8_0_I8 ? TENSOR_Q8_0 : t, row, w, n));
 }
 static bool is_float(tensor_type t) { return block_of(t) == 1; }
 
@@ -52,7 +56,7 @@ static void half_fields(tensor_type t, int *d, int *m) {
 
 /* fill: -1 random, else every byte (other than scales) is `fill`, with scale 1 and min 1. */
 static void make_weights(tensor_type t, uint8_t *dst, uint32_t n_rows, uint32_t n_cols, int fill) {
-    size_t bytes = row_bytes(t, n_cols) * n_rows, block = tensor_type_get((uint32_t)t)->block_bytes;
+    size_t bytes = row_bytes(t, n_cols) * n_rows, block = info_of(t)->block_bytes;
     int d, m;
     if (is_float(t)) {
         for (size_t i = 0; i < (size_t)n_rows * n_cols; i++) {
@@ -123,6 +127,10 @@ static double act_value(const problem *p, uint32_t t, uint32_t c, float *scale) 
     *scale = 0;
     switch (p->kind) {
     case ACT_I8_32: return (double)(*scale = a8->scale) * a8->q[c % 32];
+    case ACT_I8_32_TOP: {
+        uint32_t i = c % 32 - a8->at / 8;
+        return (double)(*scale = a8->scale) * (a8->q[c % 32] + 128 * (i < 4 ? a8->top[i] : 0));
+    }
     case ACT_I8_256: return (double)(*scale = ak->scale) * ak->q[c % 256];
     case ACT_I16_32: return (double)(*scale = a16->scale) * a16->q[c % 32];
     default: return ((const float *)a)[(size_t)c * step];
@@ -135,7 +143,7 @@ static void check_reference(const kernels *k, tensor_type t, uint32_t n, uint32_
     problem_new(&p, k, t, n, n_cols, m, fill);
     mm_mul(k, &p.w, p.act, m, p.y, n, 0, n, p.scratch);
     for (uint32_t r = 0; r < n; r++) {
-        assert_true(tensor_dequant_row(t, p.raw + r * row_bytes(t, n_cols), w, n_cols));
+        dequant(t, p.raw + r * row_bytes(t, n_cols), w, n_cols);
         for (uint32_t i = 0; i < m; i++) {
             double as_quantised = 0, as_given = 0, size = 0, slack = 0, got = p.y[i * n + r];
             for (uint32_t c = 0; c < n_cols; c++) {
@@ -186,7 +194,7 @@ static void extremes_do_not_saturate(void **state) {
                     mm_mul(k, &p.w, p.act, 5, p.y, 8, 0, 8, p.scratch);
                     for (uint32_t r = 0; r < 8; r++) {
                         double want = 0, size = 0;
-                        assert_true(tensor_dequant_row(all_types[i], p.raw + r * row_bytes(all_types[i], 512), w, 512));
+                        dequant(all_types[i], p.raw + r * row_bytes(all_types[i], 512), w, 512);
                         for (uint32_t c = 0; c < 512; c++) {
                             want += w[c] * (double)p.x[c];
                             size += fabs((double)w[c]) + 64;
@@ -228,6 +236,7 @@ static void check_same(const kernels *k, tensor_type t, uint32_t n, uint32_t n_c
     problem_new(&p, g, t, n, n_cols, m, -1);
     if (m > 2) { /* odd tokens: all zeros, quiet, and a block of infinities */
         for (uint32_t c = 0; c < n_cols; c++) p.x[c] = 0, p.x[n_cols + c] *= 1e-31f;
+        for (uint32_t i = 3; i < m; i++) p.x[i * n_cols + rnd() % n_cols] *= (float)(1u << rnd() % 20); /* one stands out */
         if (rnd() % 4 == 0) p.x[2 * n_cols + rnd() % n_cols] = rnd() % 2 ? INFINITY : -NAN;
         mm_act_pack(g, p.kind, p.x, n_cols, n_cols, m, 0, m, p.act);
     }
@@ -323,6 +332,99 @@ static void not_a_number_stays_in_its_token(void **state) {
     }
 }
 
+/* ACT_I8_32_TOP: a block is exact to half a step, which is 1/127 of the second largest value, or the 16256th part of the
+ * largest; and to half of 1/127 of the largest where that is no more than twice the second. */
+static void a_column_may_stand_out(void **state) {
+    static const float ratios[] = {1, 2, 2.001f, 5, 63.9f, 127.9f, 128, 129, 1000, 1e20f, -2.001f, -64, -127.99f, -1e6f};
+    enum { N = 8, M = sizeof ratios / sizeof *ratios };
+    static const int fills[] = {0x80, 0x7f, 0x81, -1};
+    (void)state;
+    for (size_t path = 0; kernels_built(path); path++) {
+        const kernels *k = kernels_get(kernels_built(path));
+        for (uint32_t at = 0; k && at < 64; at++) {
+            float w[64];
+            problem p;
+            problem_new(&p, k, TENSOR_Q8_0_I8, N, 64, M, fills[at % 4]);
+            for (uint32_t t = 0; t < M; t++) {
+                for (uint32_t c = 0; c < 64; c++) p.x[64 * t + c] = at % 3 ? rndf() : rnd() % 2 ? 1 : -1;
+                p.x[64 * t + (at + 7) % 32 + at / 32 * 32] = 1; /* the second */
+                p.x[64 * t + at] = ratios[t];
+            }
+            mm_act_pack(k, p.kind, p.x, 64, 64, M, 0, M, p.act);
+            mm_mul(k, &p.w, p.act, M, p.y, N, 0, N, p.scratch);
+            for (uint32_t r = 0; r < N; r++) {
+                dequant(TENSOR_Q8_0_I8, p.raw + r * row_bytes(TENSOR_Q8_0_I8, 64), w, 64);
+                for (uint32_t t = 0; t < M; t++) {
+                    double want = 0, slack = 0, size = 0, top = fabs((double)ratios[t]);
+                    for (uint32_t c = 0; c < 64; c++) {
+                        bool there = c / 32 == at / 32;
+                        double step = !there ? 1. / 127 : top > 2 ? fmax(1. / 127, top / 16256) : fmax(top, 1) / 127;
+                        want += (double)w[c] * p.x[64 * t + c];
+                        size += fabs((double)w[c]) * (fabs(p.x[64 * t + c]) + 1);
+                        slack += fabs((double)w[c]) * step / 2;
+                    }
+                    if (!(fabs(p.y[t * N + r] - want) <= slack * 1.0001 + size * 2e-6))
+                        fail_msg("%s column %u ratio %g: %.9g is not %.9g (slack %g)", kernels_built(path), at, (double)ratios[t],
+                                 (double)p.y[t * N + r], want, slack);
+                }
+            }
+            problem_free(&p);
+        }
+    }
+}
+
+/* Scales that a file should not have: one block of row 3 has a NaN, one of row 5 is 0, row 6 is all zeros, one of row 9 is
+ * infinite, one of row 10 is the least there is.  Rows with finite scales are as in double, and no row disturbs another. */
+static void odd_scales_stay_in_their_rows(void **state) {
+    static const struct {
+        uint32_t row;
+        uint16_t bits;
+    } odd[] = {{3, 0x7e01}, {5, 0x0000}, {6, 0x8000}, {9, 0x7c00}, {10, 0x0001}};
+    enum { N = 16, K = 512, M = 9 };
+    (void)state;
+    for (size_t path = 0; kernels_built(path); path++) {
+        const kernels *k = kernels_get(kernels_built(path));
+        for (int i = 0; k && i < N_TYPES; i++) {
+            tensor_type t = all_types[i];
+            size_t row = row_bytes(t, K), block = info_of(t)->block_bytes;
+            float w[K], before[N * M];
+            problem p;
+            int d, min;
+            if (is_float(t)) continue;
+            half_fields(t, &d, &min);
+            problem_new(&p, k, t, N, K, M, -1);
+            mm_mul(k, &p.w, p.act, M, before, N, 0, N, p.scratch);
+            for (size_t j = 0; j < sizeof odd / sizeof *odd; j++) {
+                uint8_t *b = p.raw + odd[j].row * row + block; /* the second block */
+                memcpy(b + d, &odd[j].bits, 2);
+                if (min >= 0) memcpy(b + min, &odd[j].bits, 2);
+            }
+            memset(p.raw + 6 * row, 0, row);
+            mm_pack(k, &p.w, p.raw, 0, N);
+            mm_mul(k, &p.w, p.act, M, p.y, N, 0, N, p.scratch);
+            for (uint32_t r = 0; r < N; r++) {
+                dequant(t, p.raw + r * row, w, K);
+                for (uint32_t m = 0; m < M; m++) {
+                    float got = p.y[m * N + r];
+                    double want = 0, size = 0;
+                    for (uint32_t c = 0; c < K; c++) {
+                        float scale;
+                        double a = act_value(&p, m, c, &scale);
+                        want += w[c] * a;
+                        size += (fabs((double)w[c]) + 40) * fabs(a);
+                    }
+                    if (r == 3) assert_true(isnan(got));
+                    else if (r == 9) assert_false(isfinite(got));
+                    else if (r == 6) assert_true(got == 0);
+                    else if (r == 5 || r == 10) assert_true(fabs(got - want) <= size * 2e-6);
+                    else assert_memory_equal(&got, &before[m * N + r], sizeof got);
+                }
+            }
+            problem_free(&p);
+        }
+    }
+}
+
 static void sizes(void **state) {
     const kernels *k = kernels_get("generic");
     (void)state;
@@ -330,6 +432,12 @@ static void sizes(void **state) {
     assert_int_equal(mm_packed_bytes(k, TENSOR_I32, 8, 32), 0);
     assert_int_equal(mm_packed_bytes(k, TENSOR_Q4_0, 16, 576), 2 * 9 * 288);
     assert_int_equal(mm_packed_bytes(k, TENSOR_Q8_0, 9, 96), 2 * 2 * 544);
+    assert_int_equal(mm_packed_bytes(k, TENSOR_Q8_0_I8, 9, 96), 2 * 2 * 544);
+    assert_int_equal(mm_act_kind(k, TENSOR_Q8_0), ACT_I16_32);
+    assert_int_equal(mm_act_kind(k, TENSOR_Q8_0_I8), ACT_I8_32_TOP);
+    assert_int_equal(mm_file_type(TENSOR_Q8_0_I8), TENSOR_Q8_0);
+    assert_int_equal(mm_file_type(TENSOR_Q6_K), TENSOR_Q6_K);
+    assert_null(tensor_type_get(TENSOR_Q8_0_I8)); /* no file can name it */
     assert_int_equal(mm_packed_bytes(k, TENSOR_F32, 1, 1), 256);
     assert_true(mm_packed_bytes(k, TENSOR_F32, UINT32_MAX, UINT32_MAX - 8) > UINT64_C(1) << 60);
     assert_int_equal(mm_act_bytes(k, ACT_I8_256, 512, 3) % 64, 0);
@@ -343,6 +451,8 @@ int main(void) {
         cmocka_unit_test(extremes_do_not_saturate),
         cmocka_unit_test(every_path_has_the_same_bits),
         cmocka_unit_test(not_a_number_stays_in_its_token),
+        cmocka_unit_test(a_column_may_stand_out),
+        cmocka_unit_test(odd_scales_stay_in_their_rows),
     };
     return cmocka_run_group_tests_name("matmul", tests, NULL, NULL);
 }

@@ -524,7 +524,7 @@ static void same(const answer *a, answer *b) {
 }
 
 static void answers_are_the_same(void **state) {
-    static const char *const names[] = {"llama", "llama-untied", "llama-bias", "llama-f16", "qwen2"};
+    static const char *const names[] = {"llama", "llama-untied", "llama-bias", "llama-f16", "qwen2", "q4_0-head8"};
     char path[64];
     struct dirent *e;
     (void)state;

@@ -10,6 +10,7 @@
  *   Q5_0            64   352   d f16[2][r]               2 x fives
  *   Q5_1            64   384   d f16[2][r], m f16[2][r]  2 x fives
  *   Q8_0            64   544   d f16[2][r]               2 x bytes
+ *   Q8_0_I8         64   544   d f16[2][r]               2 x octets
  *   IQ4_NL          64   288   d f16[2][r]               2 x pair nibbles
  *   Q4_K           256  1184   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x nibbles
  *   Q5_K           256  1440   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x fives
@@ -21,6 +22,7 @@
  * Per 32 columns (k = 0..31 inside them), made so that one 256-bit vector is 8 rows x 4 consecutive k and is multiplied
  * by one broadcast 32-bit word of four int8 activations:
  *   nibbles  128 B  byte 32j+4r+i: low = q[r][4j+i], high = q[r][16+4j+i]                     (j, i in 0..3)
+ *   octets   256 B  byte 32j+4r+i = q[r][4j+i] + 128, which makes them unsigned                (j in 0..7)
  *   twos      64 B  byte 32h+4r+i, bits 2j..2j+1 = q[r][16h+4j+i]                              (h in 0..1)
  * The odd widths keep whole values in the low bits, where one AND gets them, and cut the rest of the values over the
  * high bits.  With w(j) the byte q[r][4j+i], byte 32b+4r+i is
@@ -40,7 +42,8 @@
  * [k][token].
  *
  * Definition of a product, y from +0, blocks in rising k, every int sum exact in 32 bits, every fma rounded once:
- *   32-blocks, int8:   y = fma(f32(sum (q - off) a), d * s, y)   off: Q4_0 8, Q5_0 16, Q4_1 and Q5_1 0
+ *   32-blocks, int8:   y = fma(f32(sum (q - off) a), d * s, y)   off: Q4_0 8, Q5_0 16, Q8_0_I8 128, Q4_1 and Q5_1 0
+ *                      (Q8_0_I8: a of the column that stands out has 15 bits, act_i8_32)
  *                      Q4_1, Q5_1 then: y = fma(m, ssum, y)
  *   32-blocks, int16:  y = fma(f32(sum q a), d * s, y)           IQ4: q = table[nibble]; IQ4_XS: d = d * scale
  *   256-blocks, int8:  y = fma(f32(sum_j scale_j sum (q - off) a), d * s, y)      off: Q6_K 32, Q3_K 4, others 0
@@ -70,7 +73,8 @@ static inline bool mm_unit(tensor_type type, uint32_t *cols, uint32_t *bytes) {
     case TENSOR_Q4_1: return *cols = 64, *bytes = 320, true;
     case TENSOR_Q5_0: return *cols = 64, *bytes = 352, true;
     case TENSOR_Q5_1: return *cols = 64, *bytes = 384, true;
-    case TENSOR_Q8_0: return *cols = 64, *bytes = 544, true;
+    case TENSOR_Q8_0:
+    case TENSOR_Q8_0_I8: return *cols = 64, *bytes = 544, true;
     case TENSOR_Q2_K: return *cols = 256, *bytes = 672, true;
     case TENSOR_Q3_K: return *cols = 256, *bytes = 912, true;
     case TENSOR_Q4_K: return *cols = 256, *bytes = 1184, true;
@@ -98,12 +102,24 @@ static inline size_t mm_group_bytes(tensor_type type, uint32_t n_cols) {
  * that token NaN and no other. */
 #define MM_TINY 1e-30f
 
-typedef struct {     /* int16 lane sums: low half over k%4 in {0,1}, high half over k%4 in {2,3} */
-    int8_t q[32];    /* -127..127 */
-    int16_t init[2]; /* -8 * lane sums; twice that is the offset 16 */
-    int32_t minus8;  /* -8 * sum q */
+/* One large value makes the step of its whole block coarse, and the states that a head reads have a few columns far above
+ * the rest: in 8 bits they would be most of its error (docs/performance.md).  So ACT_I8_32_TOP keeps a block's largest
+ * value, the first if there are several, apart if it is more than twice the second: the second is 127 steps then, unless
+ * the largest would be more than MM_TOP.  With Q the rounded largest, top is (Q + 64) >> 7 in one byte of a word, and q has
+ * the rest, Q - 128 top. */
+enum { MM_TOP = 127 * 128 };
+typedef struct {
+    int8_t q[32]; /* -127..127 */
+    union {
+        int16_t init[2]; /* ACT_I8_32: -8 * int16 lane sums, over k%4 in {0,1} and {2,3}; twice that is the offset 16 */
+        int8_t top[4];   /* ACT_I8_32_TOP: the value of column at / 8 + i is q + 128 * top[i]; three or all are 0 */
+    };
+    int32_t minus8; /* -8 * sum of the values; 16 times that is the offset 128 */
     float scale;
-    float ssum; /* scale * f32(sum q) */
+    union {
+        float ssum;  /* ACT_I8_32: scale * f32(sum q) */
+        uint32_t at; /* ACT_I8_32_TOP: where the weights of top begin in 256 bytes of octets; 0 if there is none */
+    };
 } act_i8_32;
 
 typedef struct {
@@ -136,7 +152,8 @@ static inline uint32_t mm_act_blocks(act_kind kind, uint32_t n_cols) {
 static inline size_t mm_act_record(act_kind kind) {
     switch (kind) {
     case ACT_F32: return sizeof(float);
-    case ACT_I8_32: return sizeof(act_i8_32);
+    case ACT_I8_32:
+    case ACT_I8_32_TOP: return sizeof(act_i8_32);
     case ACT_I8_256: return sizeof(act_i8_256);
     default: return sizeof(act_i16_32);
     }
@@ -147,6 +164,13 @@ static inline size_t mm_act_at(act_kind kind, uint32_t n_blocks, uint32_t m, uin
     uint32_t t0 = t / MM_PANEL * MM_PANEL;
     *step = m - t0 < MM_PANEL ? m - t0 : MM_PANEL;
     return ((size_t)t0 * n_blocks + (t - t0)) * mm_act_record(kind);
+}
+
+/* Is there a column that stands out? */
+static inline bool mm_has_top(const act_i8_32 *a) {
+    uint32_t v;
+    memcpy(&v, a->top, 4);
+    return v != 0;
 }
 
 static inline uint16_t mm_ld16(const uint8_t *p) {
@@ -166,6 +190,9 @@ static inline uint32_t mm_ld32(const uint8_t *p) {
 /* Index of (row, sub-block j) in the scales of a 256-unit, and in its mins. */
 static inline unsigned mm_scale_at(unsigned r, unsigned j) { return j / 2 * 16 + r / 4 * 8 + (j & 1) * 4 + (r & 3); }
 static inline unsigned mm_min_at(unsigned r, unsigned j) { return j / 2 * 16 + r * 2 + (j & 1); }
+
+/* ACT_I8_32_TOP for all sets: a head's activations are few. */
+void mm_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 
 extern const mm_ops mm_generic;
 #if HD_HAVE_AVX2

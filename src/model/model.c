@@ -7,7 +7,9 @@
 #include <string.h>
 
 /* Kernel paths give the same bits, so they are not part of it. */
-static const char numerics[] = "heddle numerics 1";
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+static const char numerics[] = "heddle numerics " TEXT(HD_NUMERICS_VERSION);
 
 hd_status model_open(model **out, const char *name, const model_options *opt, hd_err *err) {
     static const model_options none = {0};

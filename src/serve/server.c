@@ -26,7 +26,6 @@
 #include <xxhash.h>
 
 enum {
-    NUMERICS_VERSION = 1, /* raised when stored logits change; part of the fingerprint */
     LAST_WORDS_US = 1000000, /* after a drain's deadline: time for the error events to leave */
 };
 
@@ -355,7 +354,7 @@ hd_status server_attach(server *s, engine *e, model *m, hd_err *err) {
     s->max_request_bytes = bounds_least_requests(v.max_rows, v.max_queued);
     if (s->max_request_bytes < s->opt.max_bodies_bytes) s->max_request_bytes = s->opt.max_bodies_bytes;
     snprintf(text, sizeof text, "%s|%s|%llu|%llu|%u|%s|%d", i->name, i->arch, (unsigned long long)i->n_params,
-             (unsigned long long)i->weight_bytes, i->n_vocab, i->isa, NUMERICS_VERSION);
+             (unsigned long long)i->weight_bytes, i->n_vocab, i->isa, HD_NUMERICS_VERSION);
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%016llx", (unsigned long long)XXH3_64bits(text, strlen(text)));
     if (s->dur && (st = durable_resume(s->dur, err))) return st;
     atomic_store_explicit(&s->phase, PHASE_SERVING, memory_order_release);

@@ -13,7 +13,7 @@ VOCAB = 320
 M64 = (1 << 64) - 1
 FIELDS = dict(hidden=0, layers=0, heads=0, kv_heads=0, head_dim=0, ffn=0, eps=0.0, theta=0.0, theta_swa=0.0, scaling=0,
               factor=0.0, low=0.0, high=0.0, beta_fast=0.0, beta_slow=0.0, orig_ctx=0, window=0, pattern=0, tied=0,
-              bias_qkv=0, bias_o=0, qk_norm=0, wtype=0, brief=0, seed=0)
+              bias_qkv=0, bias_o=0, qk_norm=0, wtype=0, etype=0, brief=0, seed=0)
 ROPE = dict(TINY_ROPE_NONE=0, TINY_ROPE_LINEAR=1, TINY_ROPE_YARN=2, TINY_ROPE_LLAMA3=3)
 F32, F16, BF16 = 0, 1, 30
 # type id: elements, bytes, offset of the scale, offset of the minimum, size of the values for scale 1, minimum / scale
@@ -146,12 +146,16 @@ def tensor_list(v):
     return out
 
 
+def matrix_type(v, name):
+    return v.etype or v.wtype if name in ("token_embd.weight", "output.weight") else v.wtype
+
+
 def raw(v, name, shape):
     """The bytes of a tensor as they lie in the file."""
     if name == "rope_freqs.weight":
         return rope_divisors(v).astype("<f4").tobytes()
     if len(shape) == 2 and v.wtype in BLOCKS:
-        return blocks(name, v.seed, shape, v.wtype).tobytes()
+        return blocks(name, v.seed, shape, matrix_type(v, name)).tobytes()
     x = values(name, v.seed, shape)
     if len(shape) == 1 or v.wtype == F32:
         return x.astype("<f4").tobytes()
@@ -172,7 +176,7 @@ def weights(v):
         if len(shape) == 1 or v.wtype == F32:
             x = data.view("<f4")
         else:
-            x = quants.dequantize(data.reshape(shape[0], -1), GGMLQuantizationType(v.wtype))
+            x = quants.dequantize(data.reshape(shape[0], -1), GGMLQuantizationType(matrix_type(v, name)))
         out[name] = x.reshape(shape).astype(np.float64)
     return out
 

@@ -171,6 +171,12 @@ typedef struct {
     tensor tensors[TENSORS_MAX];
 } writer;
 
+/* Type of a matrix as the variant says. */
+static uint32_t matrix_type(const tiny_variant *v, const char *name) {
+    bool outside = !strcmp(name, "token_embd.weight") || !strcmp(name, "output.weight");
+    return outside && v->etype ? v->etype : v->wtype;
+}
+
 static void add_tensor(writer *o, const char *name, uint32_t cols, uint32_t rows) {
     tensor *t = &o->tensors[o->n_tensors++];
     snprintf(t->name, sizeof t->name, "%s", name);
@@ -179,8 +185,8 @@ static void add_tensor(writer *o, const char *name, uint32_t cols, uint32_t rows
     t->type = F32;
     uint64_t row_bytes = 4 * (uint64_t)cols;
     if (rows && o->v->wtype) {
-        const block_format *b = block_find(o->v->wtype);
-        t->type = o->v->wtype;
+        t->type = matrix_type(o->v, name);
+        const block_format *b = block_find(t->type);
         row_bytes = b ? (uint64_t)cols / b->elems * b->bytes : 2 * (uint64_t)cols;
     } else if (rows && o->w && cols % o->w->block_elems == 0) {
         t->type = o->w->type;
@@ -365,7 +371,7 @@ static void put_row(writer *o, const tensor *t, uint32_t r) {
     float row[ROW_MAX];
     uint8_t out[ROW_MAX * 4];
     const uint64_t row_bytes = t->bytes / (t->rows ? t->rows : 1);
-    const block_format *b = t->rows && o->v->wtype ? block_find(o->v->wtype) : NULL;
+    const block_format *b = t->rows && o->v->wtype ? block_find(t->type) : NULL;
     if (b) {
         const uint32_t per_row = t->cols / b->elems;
         for (uint32_t i = 0; i < per_row; i++)
@@ -394,7 +400,8 @@ int tiny_model_write(const tiny_variant *v, const tiny_weights *w, const char *p
     writer *o = NULL;
     if (v->hidden > ROW_MAX || v->ffn > ROW_MAX || v->heads * v->head_dim > ROW_MAX ||
         (size_t)v->layers * 16 + 4 > TENSORS_MAX || (w && v->wtype) ||
-        (v->wtype && v->wtype != F16 && v->wtype != BF16 && !block_find(v->wtype))) {
+        (v->wtype && v->wtype != F16 && v->wtype != BF16 && !block_find(v->wtype)) ||
+        (v->etype && (!block_find(v->wtype) || !block_find(v->etype)))) {
         errno = EINVAL;
         return -1;
     }

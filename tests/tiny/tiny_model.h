@@ -35,6 +35,7 @@ typedef struct {
     uint32_t window, pattern;     /* pattern: every n-th layer is global; 0 = no key (gemma3: 6, others: all windowed) */
     int tied, bias_qkv, bias_o, qk_norm;
     uint32_t wtype;               /* GGUF type id of the matrices, 0 = F32 */
+    uint32_t etype;               /* that of token_embd and output, 0 = wtype too; a block format, as wtype is then */
     int brief;                    /* the golden has short sequences only */
     uint64_t seed;
 } tiny_variant;

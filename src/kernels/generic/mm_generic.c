@@ -60,6 +60,42 @@ static void act_i8_32_block(act_i8_32 *a, const float *v) {
     a->ssum = a->scale * (float)sum;
 }
 
+static void act_top_32_block(act_i8_32 *a, const float *v) {
+    uint32_t max = 0, second = 0, first_at = 0;
+    float ref, top = 127, inv = 0;
+    int sum = 0;
+    memset(a, 0, sizeof *a);
+    for (uint32_t i = 0; i < 32; i++) { /* as block_scale: on the bit patterns */
+        uint32_t b;
+        memcpy(&b, v + i, 4);
+        b &= 0x7fffffffu;
+        if (b > max)
+            second = max, max = b, first_at = i;
+        else if (b > second)
+            second = b;
+    }
+    ref = f32_of(max);
+    a->scale = max >= 0x7f800000u ? f32_of(0x7fc00000u) : 0;
+    if (max >= 0x7f800000u || ref < MM_TINY) return;
+    if (ref > 2 * f32_of(second)) {
+        if (ref < 128 * f32_of(second)) ref = f32_of(second); /* above MM_TINY / 128: its reciprocal is finite */
+        else top = MM_TOP;
+        a->at = 32 * (first_at / 4);
+    }
+    inv = top / ref;
+    a->scale = ref / top;
+    for (uint32_t i = 0; i < 32; i++) {
+        int q = quant(v[i], inv);
+        sum += q;
+        if (i == first_at && f32_of(max) > 2 * f32_of(second)) {
+            a->top[i % 4] = (int8_t)((q + 64) >> 7);
+            q -= 128 * a->top[i % 4];
+        }
+        a->q[i] = (int8_t)q;
+    }
+    a->minus8 = -8 * sum;
+}
+
 static void act_i8_256_block(act_i8_256 *a, const float *v) {
     float inv;
     memset(a, 0, sizeof *a);
@@ -97,6 +133,7 @@ static void act_pack(act_kind kind, const float *x, size_t ldx, uint32_t n_cols,
             switch (kind) {
             case ACT_F32: memcpy(p, v, 4); break;
             case ACT_I8_32: act_i8_32_block((act_i8_32 *)p, v); break;
+            case ACT_I8_32_TOP: act_top_32_block((act_i8_32 *)p, v); break;
             case ACT_I8_256: act_i8_256_block((act_i8_256 *)p, v); break;
             default: act_i16_32_block((act_i16_32 *)p, v); break;
             }
@@ -111,6 +148,9 @@ static void act_i8_32_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t
                            void *dst) {
     act_pack(ACT_I8_32, x, ldx, n_cols, m, t0, t1, dst);
 }
+void mm_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    act_pack(ACT_I8_32_TOP, x, ldx, n_cols, m, t0, t1, dst);
+}
 static void act_i8_256_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1,
                             void *dst) {
     act_pack(ACT_I8_256, x, ldx, n_cols, m, t0, t1, dst);
@@ -123,7 +163,7 @@ static void act_i16_32_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_
 /* ---- a row of a unit, unpacked ---- */
 
 typedef struct {
-    int8_t w[256];    /* value less its offset (Q5_1: none), or the IQ4 code point */
+    int8_t w[256];    /* value less its offset (Q4_1 and Q5_1: none), or the IQ4 code point */
     int32_t sc[16];   /* 256-blocks: scale of each sub-block */
     int32_t mn[16];   /* 256-blocks with mins */
     float d[8], m[8]; /* 256-blocks: d[0] and dmin in m[0]; else per 32 columns */
@@ -173,6 +213,7 @@ static void unpack_32(tensor_type type, unit_row *o, const uint8_t *unit, unsign
             case TENSOR_Q4_1: w[k] = (int8_t)nibble_at(unit + 64 + 128 * b, r, k); break;
             case TENSOR_Q5_0: w[k] = (int8_t)(five_at(unit + 32 + 160 * b, r, k) - 16); break;
             case TENSOR_Q5_1: w[k] = (int8_t)five_at(unit + 64 + 160 * b, r, k); break;
+            case TENSOR_Q8_0_I8: w[k] = (int8_t)(unit[32 + 256 * b + 32 * (k / 4) + 4 * r + k % 4] ^ 0x80); break;
             case TENSOR_IQ4_NL: w[k] = iq4[pair_nibble_at(unit + 32 + 128 * b, r, k)]; break;
             default: w[k] = (int8_t)unit[32 + 256 * b + 16 * (k / 2) + 2 * r + k % 2]; break;
             }
@@ -227,6 +268,10 @@ static int32_t dot16(const int8_t *w, const int16_t *a, int n) {
     return s;
 }
 
+static float add_top_32(float y, const unit_row *u, unsigned b, const act_i8_32 *a) {
+    int32_t sum = dot8(u->w + 32 * b, a->q, 32) + 128 * dot8(u->w + 32 * b + a->at / 8, a->top, 4);
+    return fmaf((float)sum, u->d[b] * a->scale, y);
+}
 static float add_i8_32(float y, const unit_row *u, unsigned b, bool mins, const act_i8_32 *a) {
     y = fmaf((float)dot8(u->w + 32 * b, a->q, 32), u->d[b] * a->scale, y);
     return mins ? fmaf(u->m[b], a->ssum, y) : y;
@@ -270,6 +315,8 @@ static void mul_quant(const mm_weight *w, const void *act, uint32_t m, float *y,
                 if (kind == ACT_I8_32)
                     for (uint32_t b = 0; b < 2; b++)
                         s = add_i8_32(s, &o, b, mins, (const act_i8_32 *)a + (size_t)(2 * u + b) * step);
+                else if (kind == ACT_I8_32_TOP)
+                    for (uint32_t b = 0; b < 2; b++) s = add_top_32(s, &o, b, (const act_i8_32 *)a + (size_t)(2 * u + b) * step);
                 else if (kind == ACT_I16_32)
                     for (uint32_t b = 0; b < cols / 32; b++)
                         s = add_i16_32(s, &o, b, (const act_i16_32 *)a + (size_t)(cols / 32 * u + b) * step);
@@ -315,6 +362,7 @@ const mm_ops mm_generic = {
     .act_pack = {[ACT_F32] = act_f32,
                  [ACT_I8_32] = act_i8_32_pack,
                  [ACT_I8_256] = act_i8_256_pack,
-                 [ACT_I16_32] = act_i16_32_pack},
+                 [ACT_I16_32] = act_i16_32_pack,
+                 [ACT_I8_32_TOP] = mm_act_top_32},
     .mul = mul_of,
 };

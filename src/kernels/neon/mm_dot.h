@@ -82,7 +82,7 @@ INLINE void sixes(const uint8x16_t *x, uint8x16_t *q) {
     ((ty) == TENSOR_Q2_K                           ? 64                                                                \
      : (ty) == TENSOR_Q3_K                         ? 96                                                                \
      : (ty) == TENSOR_Q6_K                         ? 192                                                               \
-     : (ty) == TENSOR_Q8_0                         ? 256                                                               \
+     : (ty) == TENSOR_Q8_0 || (ty) == TENSOR_Q8_0_I8 ? 256                                                              \
      : (ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1 || (ty) == TENSOR_Q5_K ? 160                                         \
                                                    : 128)
 #define OFFSET(ty)                                                                                                     \
@@ -110,6 +110,7 @@ INLINE void unpack(const tensor_type ty, const uint8_t *p, int8x16_t *v) {
         case TENSOR_Q5_1:
         case TENSOR_Q5_K: fives(x, q); break;
         case TENSOR_Q6_K: sixes(x, q); break;
+        case TENSOR_Q8_0_I8: break; /* whole bytes */
         default: nibbles(x, q); break;
         }
         UNROLL
@@ -118,6 +119,8 @@ INLINE void unpack(const tensor_type ty, const uint8_t *p, int8x16_t *v) {
                 static const int8_t table[16] = {MM_IQ4_TABLE};
                 static const uint8_t order[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
                 v[2 * j + h] = vqtbl1q_s8(vld1q_s8(table), vqtbl1q_u8(q[j], vld1q_u8(order)));
+            } else if (ty == TENSOR_Q8_0_I8) {
+                v[2 * j + h] = vreinterpretq_s8_u8(veorq_u8(x[j], vdupq_n_u8(128)));
             } else {
                 v[2 * j + h] = vsubq_s8(vreinterpretq_s8_u8(q[j]), vdupq_n_s8(OFFSET(ty)));
             }
@@ -228,7 +231,7 @@ INLINE float32x4_t add(float32x4_t sum, int32x4_t v, const float *d, float scale
     return vfmaq_f32(sum, vcvtq_f32_s32(v), vmulq_n_f32(vld1q_f32(d), scale));
 }
 
-/* ---- 32-blocks of bytes: Q4_0, Q4_1, Q5_0, Q5_1; and of words: Q8_0, IQ4_NL, IQ4_XS ---- */
+/* ---- 32-blocks of bytes: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0_I8; and of words: Q8_0, IQ4_NL, IQ4_XS ---- */
 
 typedef struct {
     int8_t w[256];
@@ -268,6 +271,18 @@ INLINE void unpack_32(const tensor_type ty, const uint8_t *p, uint32_t n_units, 
         }
 }
 
+/* What the column that stands out in a token's block (act_i8_32) adds to rows 4h..4h+3; one by one, as few blocks have one. */
+INLINE int32x4_t top_rows(const int8_t *w, const act_i8_32 *a, const int h) {
+    int32_t v[4] = {0, 0, 0, 0};
+    for (uint32_t i = 0, k = a->at / 8; i < 4; i++, k++)
+        for (uint32_t r = 0; r < 4; r++) {
+            uint32_t at = MMLA ? 16 * (4 * (k / 8) + 2 * (uint32_t)h + r / 2) + 8 * (r % 2) + k % 8
+                               : 16 * (2 * (k / 4) + (uint32_t)h) + 4 * r + k % 4;
+            v[r] += 128 * w[at] * a->top[i];
+        }
+    return vld1q_s32(v);
+}
+
 INLINE void i8_32_tile(const tensor_type ty, const int nc, const void *panel, const void *act, uint32_t n_units, float *sums) {
     const block_32 *p = panel;
     const act_i8_32 *a = act;
@@ -283,7 +298,10 @@ INLINE void i8_32_tile(const tensor_type ty, const int nc, const void *panel, co
             UNROLL
             for (int h = 0; h < 2; h++) {
                 float *s = sums + 8 * c + 4 * h;
-                float32x4_t f = add(vld1q_f32(s), rows(acc, c, h), p->d + 4 * h, a[c].scale);
+                int32x4_t v = rows(acc, c, h);
+                float32x4_t f;
+                if (ty == TENSOR_Q8_0_I8 && mm_has_top(a + c)) v = vaddq_s32(v, top_rows(p->w, a + c, h));
+                f = add(vld1q_f32(s), v, p->d + 4 * h, a[c].scale);
                 if (HAS_MIN_32(ty)) f = vfmaq_n_f32(f, vld1q_f32(p->m + 4 * h), a[c].ssum);
                 vst1q_f32(s, f);
             }
@@ -497,6 +515,7 @@ static void drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32
 
 #define CALL_Q4_0(nc, ...)   i8_32_tile(TENSOR_Q4_0, nc, __VA_ARGS__)
 #define CALL_Q4_1(nc, ...)   i8_32_tile(TENSOR_Q4_1, nc, __VA_ARGS__)
+#define CALL_Q8_0_I8(nc, ...) i8_32_tile(TENSOR_Q8_0_I8, nc, __VA_ARGS__)
 #define CALL_WORDS(nc, ...)  i16_32_tile(TENSOR_Q8_0, nc, __VA_ARGS__)
 #define CALL_IQ4_XS(nc, ...) i16_32_tile(TENSOR_IQ4_XS, nc, __VA_ARGS__)
 #define CALL_Q2_K(nc, ...)   i8_256_tile(TENSOR_Q2_K, nc, __VA_ARGS__)
@@ -511,6 +530,7 @@ TYPE(TENSOR_Q4_1, q4_1, unpack_32, CALL_Q4_1, 2 * sizeof(block_32))
 TYPE(TENSOR_Q5_0, q5_0, unpack_32, CALL_Q4_0, 2 * sizeof(block_32))
 TYPE(TENSOR_Q5_1, q5_1, unpack_32, CALL_Q4_1, 2 * sizeof(block_32))
 TYPE(TENSOR_Q8_0, q8_0, unpack_32, CALL_WORDS, 2 * sizeof(block_32))
+TYPE(TENSOR_Q8_0_I8, q8_0_i8, unpack_32, CALL_Q8_0_I8, 2 * sizeof(block_32))
 TYPE(TENSOR_IQ4_NL, iq4_nl, unpack_32, CALL_WORDS, 2 * sizeof(block_32))
 TYPE(TENSOR_IQ4_XS, iq4_xs, unpack_32, CALL_IQ4_XS, 8 * sizeof(block_32))
 TYPE(TENSOR_Q2_K, q2_k, unpack_256, CALL_Q2_K, sizeof(block_256))
@@ -529,6 +549,7 @@ static mm_mul_fn mul_of(tensor_type type) {
     case TENSOR_Q5_0: return mul_q5_0;
     case TENSOR_Q5_1: return mul_q5_1;
     case TENSOR_Q8_0: return mul_q8_0;
+    case TENSOR_Q8_0_I8: return mul_q8_0_i8;
     case TENSOR_IQ4_NL: return mul_iq4_nl;
     case TENSOR_IQ4_XS: return mul_iq4_xs;
     case TENSOR_Q2_K: return mul_q2_k;

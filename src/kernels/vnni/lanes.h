@@ -38,6 +38,7 @@ TILE_INLINE pair pair_dp16(pair acc, pair w, pair a) { return _mm512_dpwssd_epi3
 TILE_INLINE pair pair_add(pair a, pair b) { return _mm512_add_epi32(a, b); }
 TILE_INLINE pair pair_mul(pair a, pair b) { return _mm512_mullo_epi32(a, b); }
 TILE_INLINE pair pair_shr(pair a, const int n) { return _mm512_srai_epi32(a, (unsigned)n); }
+TILE_INLINE pair pair_shl(pair a, const int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 TILE_INLINE pair pair_set(int32_t v) { return _mm512_set1_epi32(v); }
 TILE_INLINE pair_f pair_zero_f(void) { return _mm512_setzero_ps(); }
 TILE_INLINE pair_f pair_load_f(const void *p) { return _mm512_loadu_ps(p); }
@@ -83,6 +84,9 @@ TILE_INLINE pair pair_mul(pair a, pair b) {
 }
 TILE_INLINE pair pair_shr(pair a, const int n) {
     return (pair){_mm256_srai_epi32(a.lo, n), _mm256_srai_epi32(a.hi, n)};
+}
+TILE_INLINE pair pair_shl(pair a, const int n) {
+    return (pair){_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)};
 }
 TILE_INLINE pair_f pair_zero_f(void) { return (pair_f){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 TILE_INLINE pair_f pair_load_f(const void *p) {

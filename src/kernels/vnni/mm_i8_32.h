@@ -1,28 +1,40 @@
-/* mm_i8_32.h - Q4_0, Q4_1, Q5_0, Q5_1 by vpdpbusd: the template of two sets (lanes.h).
+/* mm_i8_32.h - Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0_I8 by vpdpbusd: the template of two sets (lanes.h).
  *
- * Values are unsigned; their offset (8 or 16) is where the 32-bit sum of a block starts, -offset * sum of the tokens'
- * values.  Eight vpdpbusd later the block is done: no widening, no bound to keep. */
+ * Values are unsigned; their offset (8, 16 or 128) is where the 32-bit sum of a block starts, -offset * sum of the tokens'
+ * values.  Eight vpdpbusd later the block is done: no widening, no bound to keep.  Q8_0_I8: a ninth where a column stands
+ * out in the token's block (act_i8_32). */
 #include "kernels/vnni/lanes.h"
 
 #define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
 #define HAS_MIN(ty)  ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
+#define IN_BYTES(ty) ((ty) == TENSOR_Q8_0_I8)
+#define HEAD(ty)     (HAS_MIN(ty) ? 64 : 32)
+#define BLOCK(ty)    (IN_BYTES(ty) ? 256 : HAS_BIT5(ty) ? 160 : 128)
 
 /* What a sum starts at. */
 TILE_INLINE __m256i start(const tensor_type ty, const act_i8_32 *a) {
     __m256i v;
     if (HAS_MIN(ty)) return _mm256_setzero_si256();
     v = bcast32(&a->minus8);
+    if (IN_BYTES(ty)) return _mm256_slli_epi32(v, 4);
     return HAS_BIT5(ty) ? _mm256_add_epi32(v, v) : v;
 }
 TILE_INLINE pair start_pair(const tensor_type ty, const act_i8_32 *a) {
     pair v;
     if (HAS_MIN(ty)) return pair_zero();
     v = pair_start(&a->minus8);
+    if (IN_BYTES(ty)) return pair_shl(v, 4);
     return HAS_BIT5(ty) ? pair_add(v, v) : v;
 }
 
 TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *blk, const int q) {
-    return HAS_BIT5(ty) ? five_vec(blk, q) : nibble_vec(blk, q);
+    return IN_BYTES(ty) ? load256(blk + 32 * q) : HAS_BIT5(ty) ? five_vec(blk, q) : nibble_vec(blk, q);
+}
+
+/* What the column that stands out adds to a sum: w are its weights. */
+TILE_INLINE __m256i add_top(__m256i sum, const uint8_t *w, const act_i8_32 *a) {
+    __m256i v = DP8(_mm256_setzero_si256(), load256(w), bcast32(a->top));
+    return _mm256_add_epi32(sum, _mm256_slli_epi32(v, 7));
 }
 
 TILE_INLINE __m256 finish(const tensor_type ty, __m256i sum, __m256 d, __m256 m, __m256 f, const act_i8_32 *a) {
@@ -32,7 +44,7 @@ TILE_INLINE __m256 finish(const tensor_type ty, __m256i sum, __m256 d, __m256 m,
 
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
                       const void *act, uint32_t n_units, __m256 *sums, __m256i *tmp) {
-    const int head = HAS_MIN(ty) ? 64 : 32, size = HAS_BIT5(ty) ? 160 : 128, unit = head + 2 * size;
+    const int head = HEAD(ty), size = BLOCK(ty), unit = head + 2 * size;
     const bool in_regs = nr * nc <= SUMS_IN_REGS;
     const act_i8_32 *a = act;
     const uint8_t *p[4];
@@ -52,7 +64,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             for (int i = 0; i < nr * nc; i++) acc[i] = start(ty, a + i / nr);
             UNROLL
             for (int i = 0; i < 8; i++) {
-                const int q = HAS_BIT5(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                const int q = HAS_BIT5(ty) || IN_BYTES(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
                 __m256i v[4], x[4];
                 FENCE();
                 prefetch_turn(p, unit / 2 * b, ahead, unit / 2, nr, i, 8);
@@ -64,6 +76,13 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     UNROLL
                     for (int c = 0; c < nc; c++) acc[c * nr + r] = DP8(acc[c * nr + r], v[r], x[c]);
                 }
+            }
+            UNROLL
+            for (int c = 0; c < nc; c++) {
+                if (!IN_BYTES(ty) || !mm_has_top(a + c)) continue;
+                UNROLL
+                for (int r = 0; r < nr; r++)
+                    acc[c * nr + r] = add_top(acc[c * nr + r], p[r] + head + size * b + a[c].at, a + c);
             }
             UNROLL
             for (int r = 0; r < nr; r++) {
@@ -94,7 +113,7 @@ enum { PANEL_BLOCK = 8 * 64 + 2 * 64 };
 
 TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uint8_t *w1, uint32_t n_units,
                               uint8_t *o) {
-    const int head = HAS_MIN(ty) ? 64 : 32, size = HAS_BIT5(ty) ? 160 : 128, unit = head + 2 * size;
+    const int head = HEAD(ty), size = BLOCK(ty), unit = head + 2 * size;
     for (uint32_t u = 0; u < n_units; u++, w0 += unit, w1 += unit)
         for (int b = 0; b < 2; b++, o += PANEL_BLOCK) {
             UNROLL
@@ -134,6 +153,12 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
             UNROLL
             for (int c = 0; c < nc; c++) acc[c] = pair_dp8(acc[c], w, pair_bcast((c < 4 ? a + c : a2 + c - 4)->q + 4 * q));
         }
+        UNROLL
+        for (int c = 0; c < nc; c++) {
+            const act_i8_32 *x = c < 4 ? a + c : a2 + c - 4;
+            if (!IN_BYTES(ty) || !mm_has_top(x)) continue;
+            acc[c] = pair_add(acc[c], pair_shl(pair_dp8(pair_zero(), pair_load(p + 2 * x->at), pair_bcast(x->top)), 7));
+        }
         d = pair_load_f(p + 512);
         m = HAS_MIN(ty) ? pair_load_f(p + 576) : d;
         UNROLL
@@ -169,8 +194,14 @@ MM_SHAPES(DIRECT)
 #define TY         TENSOR_Q5_1
 #define FN(nr, nc) q5_1_##nr##x##nc
 MM_SHAPES(DIRECT)
+#undef TY
+#undef FN
+#define TY         TENSOR_Q8_0_I8
+#define FN(nr, nc) q8_0_i8_##nr##x##nc
+MM_SHAPES(DIRECT)
 
 TYPE(q4_0, TENSOR_Q4_0, 10, 28, 256)
 TYPE(q4_1, TENSOR_Q4_1, 10, 28, 256)
 TYPE(q5_0, TENSOR_Q5_0, 10, 28, 256)
 TYPE(q5_1, TENSOR_Q5_1, 10, 28, 256)
+TYPE(q8_0_i8, TENSOR_Q8_0_I8, 10, 28, 256)
