@@ -133,11 +133,12 @@ typedef struct {
 } act_i8_256;
 
 typedef struct {
-    int16_t q[32]; /* -32767..32767 */
+    int16_t q[32];    /* -32767..32767 */
+    int32_t minus128; /* -128 * sum of (q >> 8) */
     float scale;
 } act_i16_32;
 
-_Static_assert(sizeof(act_i8_32) == 48 && sizeof(act_i8_256) == 448 && sizeof(act_i16_32) == 68, "records are packed");
+_Static_assert(sizeof(act_i8_32) == 48 && sizeof(act_i8_256) == 448 && sizeof(act_i16_32) == 72, "records are packed");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "packed words are little-endian");
 
 /* Blocks of one token: padded as the weights are. */

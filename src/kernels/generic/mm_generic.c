@@ -118,7 +118,11 @@ static void act_i8_256_block(act_i8_256 *a, const float *v) {
 static void act_i16_32_block(act_i16_32 *a, const float *v) {
     float inv;
     a->scale = block_scale(v, 32, 32767, &inv);
-    for (int i = 0; i < 32; i++) a->q[i] = (int16_t)quant(v[i], inv);
+    a->minus128 = 0;
+    for (int i = 0; i < 32; i++) {
+        a->q[i] = (int16_t)quant(v[i], inv);
+        a->minus128 -= 128 * (a->q[i] >> 8);
+    }
 }
 
 static void act_pack(act_kind kind, const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1,

@@ -1,6 +1,7 @@
-/* mm_i16_32.h - Q8_0, IQ4_NL, IQ4_XS by vpdpwssd: the template of two sets (lanes.h).
+/* mm_i16_32.h - Q8_0, IQ4_NL, IQ4_XS: the template of two sets (lanes.h).
  *
- * As the AVX2 version, with multiplication and addition in one: signed bytes are widened and meet the tokens' words. */
+ * As the AVX2 version, with multiplication and addition in one: signed bytes are widened and meet the tokens' words by
+ * vpdpwssd.  For few tokens of IQ4 the words are split instead, and vpdpbusd multiplies bytes (tile_bytes). */
 #include "kernels/vnni/lanes.h"
 
 #define HEAD(ty)     ((ty) == TENSOR_IQ4_XS ? 80 : 32)
@@ -43,13 +44,103 @@ TILE_INLINE __m256 finish(__m256 f, __m256i sum, __m256 d, const act_i16_32 *a) 
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, _mm256_broadcast_ss(&a->scale)), f);
 }
 
+/* ---- few tokens of IQ4: sum q code = 256 (sum high (code + 128) - 128 sum high) + sum low code
+ *
+ * q = 256 high + low, low unsigned.  vpdpbusd wants one side unsigned: low, or beside high the code + 128, an xor away.
+ * So half as many lookups and shifts as with words; from 3 tokens on the multiplications take the time, as many as with
+ * words (measured, docs/performance.md). ---- */
+
+/* Up to so many tokens. */
+enum { BYTES_MAX = LANES_WIDE ? 2 : 1 };
+
+/* Per 8 words their low bytes, then the high ones, both in the order of pair nibbles. */
+TILE_INLINE void split(const int16_t *q, __m256i *o) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15));
+    _mm256_store_si256(o, _mm256_shuffle_epi8(load256(q), order));
+    _mm256_store_si256(o + 1, _mm256_shuffle_epi8(load256(q + 16), order));
+}
+
+/* As tile; tmp holds the split words of a block. */
+TILE_INLINE void tile_bytes(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
+                            const void *act, uint32_t n_units, __m256 *sums, __m256i *tmp) {
+    const __m256i table = _mm256_setr_epi8(MM_IQ4_TABLE, MM_IQ4_TABLE), top = _mm256_set1_epi8((char)0x80);
+    const bool in_regs = LANES_WIDE; /* 16 registers are just enough without them */
+    const act_i16_32 *a = act;
+    const uint8_t *p[4];
+    __m256 f[8];
+    UNROLL
+    for (int r = 0; r < nr; r++) p[r] = w[r];
+    UNROLL
+    for (int i = 0; i < nr * nc; i++) {
+        if (in_regs) f[i] = sums[i];
+    }
+    for (uint32_t u = 0; u < n_units; u++) {
+        for (int b = 0; b < N_BLOCKS(ty); b++, a += nc) {
+            __m256i low[8], high[8];
+            UNROLL
+            for (int c = 0; c < nc; c++) split(a[c].q, tmp + 2 * c);
+            UNROLL
+            for (int i = 0; i < nr * nc; i++) {
+                low[i] = _mm256_setzero_si256();
+                high[i] = bcast32(&a[i / nr].minus128);
+            }
+            UNROLL
+            for (int i = 0; i < 8; i++) {
+                const int j = i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                __m256i x[2], y[2];
+                FENCE();
+                prefetch_turn(p, UNIT(ty) / N_BLOCKS(ty) * b, ahead, UNIT(ty) / N_BLOCKS(ty), nr, i, 8);
+                UNROLL
+                for (int c = 0; c < nc; c++) {
+                    const uint8_t *at = (const uint8_t *)(tmp + 2 * c) + 16 * (j >> 1) + 4 * (j & 1);
+                    x[c] = bcast32(at);
+                    y[c] = bcast32(at + 8);
+                }
+                UNROLL
+                for (int r = 0; r < nr; r++) {
+                    __m256i v = _mm256_shuffle_epi8(table, nibble_vec(p[r] + HEAD(ty) + BLOCK(ty) * b, j));
+                    UNROLL
+                    for (int c = 0; c < nc; c++) low[c * nr + r] = DP8(low[c * nr + r], x[c], v);
+                    v = _mm256_xor_si256(v, top);
+                    UNROLL
+                    for (int c = 0; c < nc; c++) high[c * nr + r] = DP8(high[c * nr + r], v, y[c]);
+                }
+            }
+            UNROLL
+            for (int r = 0; r < nr; r++) {
+                __m256 d = scale_of(ty, p[r], b);
+                UNROLL
+                for (int c = 0; c < nc; c++) {
+                    const int i = c * nr + r;
+                    __m256i s = _mm256_add_epi32(_mm256_slli_epi32(high[i], 8), low[i]);
+                    if (in_regs)
+                        f[i] = finish(f[i], s, d, a + c);
+                    else
+                        sums[i] = finish(sums[i], s, d, a + c);
+                }
+            }
+        }
+        UNROLL
+        for (int r = 0; r < nr; r++) p[r] += UNIT(ty);
+    }
+    UNROLL
+    for (int i = 0; i < nr * nc; i++) {
+        if (in_regs) sums[i] = f[i];
+    }
+}
+
+/* ---- otherwise ---- */
+
 TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
                       const void *act, uint32_t n_units, __m256 *sums, __m256i *tmp) {
     const bool in_regs = nr * nc <= SUMS_IN_REGS;
     const act_i16_32 *a = act;
     const uint8_t *p[4];
     __m256 f[SUMS_IN_REGS];
-    (void)tmp;
+    if (ty != TENSOR_Q8_0 && nc <= BYTES_MAX) {
+        tile_bytes(ty, nr, nc, w, ahead, act, n_units, sums, tmp);
+        return;
+    }
     UNROLL
     for (int r = 0; r < nr; r++) p[r] = w[r];
     UNROLL
