@@ -9,7 +9,7 @@
  *
  * A lane is one position (scores) or one dimension (values), so no sum is ever split: rows, tiles and pages can be cut
  * anywhere.
- * Read: run, tile_block, scores, softmax_row, values. */
+ * Read: run, tile_block, scores, max_row, weigh_row, values. */
 #include "kernels/avx2/attn_loops.h"
 #include "kernels/avx2/kv_turn_avx2.h"
 
@@ -230,8 +230,9 @@ static void scores(const attn_job *job, tile *t, uint32_t base, uint32_t lo, uin
     }
 }
 
-/* Scores [lo, hi) of a row become p; returns m and l. */
-static void softmax_row(float *p, uint32_t lo, uint32_t hi, float softcap, float *m, float *l) {
+/* Softcap and maximum of a row's scores [lo, hi).  All rows of a tile get theirs first and p then: both end in a few steps
+ * that wait for each other, and where positions are few the next row must fill these waits. */
+static float max_row(float *p, uint32_t lo, uint32_t hi, float softcap) {
     uint32_t begin = lo & ~7u, end = (hi + 7) & ~7u;
     if (softcap > 0)
         for (uint32_t j = begin; j < end; j += 8)
@@ -239,20 +240,24 @@ static void softmax_row(float *p, uint32_t lo, uint32_t hi, float softcap, float
     /* What shares a vector with the ends becomes p = 0, which adds nothing to a lane that is at least 0. */
     for (uint32_t j = begin; j < lo; j++) p[j] = -INFINITY;
     for (uint32_t j = hi; j < end; j++) p[j] = -INFINITY;
-    __m256 part[4], sum = _mm256_setzero_ps();
+    __m256 part[4];
     UNROLL for (uint32_t i = 0; i < 4; i++) part[i] = _mm256_set1_ps(-INFINITY);
     uint32_t j = begin;
     for (; j + 32 <= end; j += 32)
         UNROLL for (uint32_t i = 0; i < 4; i++) part[i] = _mm256_max_ps(_mm256_loadu_ps(p + j + 8 * i), part[i]);
     for (; j < end; j += 8) part[0] = _mm256_max_ps(_mm256_loadu_ps(p + j), part[0]);
-    *m = max8(_mm256_max_ps(_mm256_max_ps(part[0], part[1]), _mm256_max_ps(part[2], part[3])));
-    __m256 max = _mm256_set1_ps(*m);
-    for (j = begin; j < end; j += 8) {
+    return max8(_mm256_max_ps(_mm256_max_ps(part[0], part[1]), _mm256_max_ps(part[2], part[3])));
+}
+
+/* The scores become p; returns l. */
+static float weigh_row(float *p, uint32_t lo, uint32_t hi, float m) {
+    __m256 max = _mm256_set1_ps(m), sum = _mm256_setzero_ps();
+    for (uint32_t j = lo & ~7u; j < hi; j += 8) {
         __m256 e = weight8(_mm256_sub_ps(_mm256_loadu_ps(p + j), max));
         sum = _mm256_add_ps(sum, e);
         _mm256_storeu_ps(p + j, e);
     }
-    *l = sum8(sum);
+    return sum8(sum);
 }
 
 /* Positions [a, b) of the block that lie in one page, for m times 16 dimensions (8 at the end of an odd head_dim). */
@@ -470,7 +475,9 @@ static void tile_block(const attn_job *job, tile *t, uint32_t base) {
     foresee(job, t, base);
     scores(job, t, base, lo, hi);
     for (uint32_t r = 0; r < t->n_rows; r++)
-        if (t->block_lo[r] < t->block_hi[r]) softmax_row(t->p[r], t->block_lo[r], t->block_hi[r], job->softcap, &m[r], &l[r]);
+        if (t->block_lo[r] < t->block_hi[r]) m[r] = max_row(t->p[r], t->block_lo[r], t->block_hi[r], job->softcap);
+    for (uint32_t r = 0; r < t->n_rows; r++)
+        if (t->block_lo[r] < t->block_hi[r]) l[r] = weigh_row(t->p[r], t->block_lo[r], t->block_hi[r], m[r]);
     values(job, t, base, lo, hi);
     for (uint32_t r = 0; r < t->n_rows; r++)
         if (t->block_lo[r] < t->block_hi[r])
