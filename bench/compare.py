@@ -11,7 +11,7 @@ What the peer's timers include: one llama_decode call of P tokens into an empty 
 (prefill); N calls of one token for each of ROWS sequences of their own, logits of every token, tokens fixed beforehand
 so that no sampling is timed (decode).  Each follows an untimed warm-up of the same shape.  Loading is not included.
 --bin takes the peer's own programs: llama-bench for the prefill and one row, llama-batched-bench for more rows (each with a
-prompt of one token), with FLAGS added to the one and the other; for any fork that has kept them.
+prompt of one token) and at a depth, with FLAGS added to the one and the other; for any fork that has kept them.
 --cpu compares tokens per second of CPU time of each whole process instead, with one thread: what an idle machine would show,
 as far as a neighbour takes turns and not memory bandwidth; for machines that are never quiet.
 Ratios are heddle / peer within a round, against the peer's better setting of that round: min, median, max.
@@ -85,11 +85,13 @@ def bench_programs(spec, model, a):
             sys.exit(f"{program}: exit {p.returncode}\n{p.stderr.decode(errors='replace')[-2000:]}")
         return p.stdout.decode(), p.stderr.decode()
 
-    depth = ["-gp", f"{a.depth},{a.n}"] if a.depth else []
-    for x in json.loads(call("llama-bench", "-p", str(a.p), "-n", "0" if depth else str(a.n), "-r", "1", "-o", "json", *depth)[0]):
-        what = "decode" if x["n_gen"] else "prefill"
-        out[what].append({"tokens": x["n_prompt"], "rows": 1, "tok_s": x["avg_ts"]})
-    for rows in (r for r in a.b.split(",") if r not in "01"):
+    rows = a.b.split(",")
+    one = "1" in rows and not a.depth  # forks ask for a depth in different ways, but for the batched program
+    if a.p or one:
+        for x in json.loads(call("llama-bench", "-p", str(a.p), "-n", str(a.n if one else 0), "-r", "1", "-o", "json")[0]):
+            what = "decode" if x["n_gen"] else "prefill"
+            out[what].append({"tokens": x["n_prompt"], "rows": 1, "tok_s": x["avg_ts"]})
+    for rows in (r for r in rows if r != "0" and not (r == "1" and one)):
         ctx = str(int(rows) * (a.depth + a.n + 8))
         said = call("llama-batched-bench", "-c", ctx, "-npp", str(a.depth or 1), "-ntg", str(a.n), "-npl", rows)
         for line in "".join(said).splitlines():  # forks print the table here or there
