@@ -352,6 +352,12 @@ static void a_column_may_stand_out(void **state) {
             }
             mm_act_pack(k, p.kind, p.x, 64, 64, M, 0, M, p.act);
             mm_mul(k, &p.w, p.act, M, p.y, N, 0, N, p.scratch);
+            for (uint32_t t = 0; t < M; t++) { /* the step is as it should be, no finer and no coarser */
+                double top = fabs((double)ratios[t]), step = top > 2 ? fmax(1. / 127, top / 16256) : fmax(top, 1) / 127;
+                float scale;
+                act_value(&p, t, at, &scale);
+                assert_true(fabs(scale - step) <= 1e-6 * step);
+            }
             for (uint32_t r = 0; r < N; r++) {
                 dequant(TENSOR_Q8_0_I8, p.raw + r * row_bytes(TENSOR_Q8_0_I8, 64), w, 64);
                 for (uint32_t t = 0; t < M; t++) {
