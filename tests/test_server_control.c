@@ -22,6 +22,7 @@ enum { AT_ONCE = 1000, SOON = 5000 };
     "{\"vocab\":[\"<s>\",\"</s>\",\"X\",\"one \",\"two \"],\"special\":{\"bos\":0,\"eos\":[1]},\"context\":100000,"    \
     "\"rules\":[{\"match\":\"run\",\"emit\":[2],\"then\":\"loop\"}],\"default\":{\"emit\":[3,4]}" more "}"
 static const char slow[] = SCRIPT(",\"step_delay_ms\":5");
+static const char slower[] = SCRIPT(",\"step_delay_ms\":25"); /* also for a test that waits for its core */
 static const char quick[] = SCRIPT("");
 
 static int status_of(rig *r, const char *path, const char *json, const char *param) {
@@ -258,7 +259,7 @@ static void steering_refused(void **state) {
     char id[100], many[400] = ",\"force_ids\":[2";
     rig r;
     (void)state;
-    rig_open(&r, slow, NULL, NULL);
+    rig_open(&r, slower, NULL, NULL);
     ask(&c, &r, NULL, "{\"prompt\":\"run\",\"stream\":true}");
     row_id(&r, id);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
