@@ -97,7 +97,7 @@ static inline size_t mm_group_bytes(tensor_type type, uint32_t n_cols) {
     return (size_t)mm_units(type, n_cols) * bytes;
 }
 
-/* The scale of a record is amax / 127 (/ 32767).  A block whose values are all below MM_TINY counts as zeros, so that
+/* The scale of a record is amax / 127 (/ MM_TOP16).  A block whose values are all below MM_TINY counts as zeros, so that
  * the reciprocal stays finite; a block with a NaN or an infinity has scale NaN and zeros, which makes every output of
  * that token NaN and no other. */
 #define MM_TINY 1e-30f
@@ -132,9 +132,11 @@ typedef struct {
     int32_t minus32[16]; /* -32 * sum over each 16 */
 } act_i8_256;
 
+/* q is 256 h + l with h and l of 8 bits with a sign: what is multiplied as bytes needs no third. */
+enum { MM_TOP16 = 127 * 256 + 127 };
 typedef struct {
-    int16_t q[32];    /* -32767..32767 */
-    int32_t minus128; /* -128 * sum of (q >> 8) */
+    int16_t q[32];    /* -MM_TOP16..MM_TOP16 */
+    int32_t minus128; /* -128 * sum q */
     float scale;
 } act_i16_32;
 

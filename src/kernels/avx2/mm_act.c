@@ -137,21 +137,20 @@ void mm_avx2_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
         const float *row = x + t * ldx;
         for (uint32_t b = 0; b < n_blocks; b++, a += step) {
             __m256 v[4], s;
-            __m256i high = _mm256_setzero_si256();
+            __m256i sums = _mm256_setzero_si256();
             __m128i sum;
             float inv;
             load32(row, 32 * b, n_cols, v);
-            a->scale = scale_of(max_magnitude(v), 32767, &inv);
+            a->scale = scale_of(max_magnitude(v), MM_TOP16, &inv);
             s = _mm256_set1_ps(inv);
             UNROLL
             for (uint32_t i = 0; i < 4; i += 2) {
                 __m256i q = _mm256_packs_epi32(quant8(v[i], s), quant8(v[i + 1], s));
                 if (inv == 0) q = _mm256_setzero_si256(); /* as in quant32 */
-                high = _mm256_add_epi16(high, _mm256_srai_epi16(q, 8));
+                sums = _mm256_add_epi32(sums, _mm256_madd_epi16(q, _mm256_set1_epi16(-128)));
                 _mm256_storeu_si256((__m256i *)(a->q + 8 * i), _mm256_permute4x64_epi64(q, 0xd8));
             }
-            high = _mm256_madd_epi16(high, _mm256_set1_epi16(-128));
-            sum = _mm_add_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+            sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
             sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
             a->minus128 = _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
         }

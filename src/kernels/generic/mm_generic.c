@@ -117,11 +117,11 @@ static void act_i8_256_block(act_i8_256 *a, const float *v) {
 
 static void act_i16_32_block(act_i16_32 *a, const float *v) {
     float inv;
-    a->scale = block_scale(v, 32, 32767, &inv);
+    a->scale = block_scale(v, 32, MM_TOP16, &inv);
     a->minus128 = 0;
     for (int i = 0; i < 32; i++) {
         a->q[i] = (int16_t)quant(v[i], inv);
-        a->minus128 -= 128 * (a->q[i] >> 8);
+        a->minus128 -= 128 * a->q[i];
     }
 }
 

@@ -100,12 +100,12 @@ void mm_neon_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
         for (uint32_t b = 0; b < n_blocks; b++, a += step) {
             float spare[32], inv;
             const float *v = columns(x + t * ldx, 32 * b, 32, n_cols, spare);
-            a->scale = block_scale(v, 32, 32767, &inv);
+            a->scale = block_scale(v, 32, MM_TOP16, &inv);
             a->minus128 = 0;
             for (int i = 0; i < 32; i += 8) {
                 int16x8_t q = quant8(v + i, inv);
                 vst1q_s16(a->q + i, q);
-                a->minus128 -= 128 * vaddvq_s16(vshrq_n_s16(q, 8));
+                a->minus128 -= 128 * vaddlvq_s16(q);
             }
         }
     }

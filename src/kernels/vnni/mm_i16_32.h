@@ -34,36 +34,41 @@ TILE_INLINE __m256i widen(const tensor_type ty, const uint8_t *p, const int j, _
 }
 #endif
 
-TILE_INLINE __m256 scale_of(const tensor_type ty, const uint8_t *unit, int b) {
+/* Of block b; whole: of the unit, where one belongs to all blocks. */
+TILE_INLINE __m256 scale_of(const tensor_type ty, const uint8_t *unit, int b, __m256 whole) {
     if (ty != TENSOR_IQ4_XS) return half8(unit + 16 * b);
     __m256i s = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(unit + 16 + 8 * b)));
-    return _mm256_mul_ps(half8(unit), _mm256_cvtepi32_ps(s));
+    return _mm256_mul_ps(whole, _mm256_cvtepi32_ps(s));
 }
 
 TILE_INLINE __m256 finish(__m256 f, __m256i sum, __m256 d, const act_i16_32 *a) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, _mm256_broadcast_ss(&a->scale)), f);
 }
 
-/* ---- few tokens of IQ4: sum q code = 256 (sum high (code + 128) - 128 sum high) + sum low code
+/* ---- few tokens of IQ4: sum q code = 256 sum high (code + 128) + sum low (code + 128) - 128 sum q
  *
- * q = 256 high + low, low unsigned.  vpdpbusd wants one side unsigned: low, or beside high the code + 128, an xor away.
- * So half as many lookups and shifts as with words; from 3 tokens on the multiplications take the time, as many as with
- * words (measured, docs/performance.md). ---- */
+ * q = 256 high + low, both of 8 bits with a sign.  vpdpbusd wants one side unsigned: the code + 128.  So half as many lookups
+ * and shifts as with words; from 3 tokens on the multiplications take the time, as many as with words (measured,
+ * docs/performance.md). ---- */
 
 /* Up to so many tokens. */
 enum { BYTES_MAX = LANES_WIDE ? 2 : 1 };
 
-/* Per 8 words their low bytes, then the high ones, both in the order of pair nibbles. */
-TILE_INLINE void split(const int16_t *q, __m256i *o) {
+/* Per 8 words low, then high, both in the order of pair nibbles.  high is rounded: the upper byte of q + 128. */
+TILE_INLINE __m256i split16(const int16_t *q) {
     const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15));
-    _mm256_store_si256(o, _mm256_shuffle_epi8(load256(q), order));
-    _mm256_store_si256(o + 1, _mm256_shuffle_epi8(load256(q + 16), order));
+    const __m256i v = load256(q), up = _mm256_add_epi16(v, _mm256_set1_epi16(128));
+    return _mm256_shuffle_epi8(_mm256_blendv_epi8(v, up, _mm256_set1_epi16((short)0xff00)), order);
+}
+TILE_INLINE void split(const int16_t *q, __m256i *o) {
+    _mm256_store_si256(o, split16(q));
+    _mm256_store_si256(o + 1, split16(q + 16));
 }
 
 /* As tile; tmp holds the split words of a block. */
 TILE_INLINE void tile_bytes(const tensor_type ty, const int nr, const int nc, const uint8_t *const *w, ptrdiff_t ahead,
                             const void *act, uint32_t n_units, __m256 *sums, __m256i *tmp) {
-    const __m256i table = _mm256_setr_epi8(MM_IQ4_TABLE, MM_IQ4_TABLE), top = _mm256_set1_epi8((char)0x80);
+    const __m256i table = _mm256_xor_si256(_mm256_setr_epi8(MM_IQ4_TABLE, MM_IQ4_TABLE), _mm256_set1_epi8((char)0x80));
     const bool in_regs = LANES_WIDE; /* 16 registers are just enough without them */
     const act_i16_32 *a = act;
     const uint8_t *p[4];
@@ -75,14 +80,17 @@ TILE_INLINE void tile_bytes(const tensor_type ty, const int nr, const int nc, co
         if (in_regs) f[i] = sums[i];
     }
     for (uint32_t u = 0; u < n_units; u++) {
+        __m256 whole[4];
+        UNROLL
+        for (int r = 0; r < nr; r++) whole[r] = half8(p[r]);
         for (int b = 0; b < N_BLOCKS(ty); b++, a += nc) {
             __m256i low[8], high[8];
             UNROLL
             for (int c = 0; c < nc; c++) split(a[c].q, tmp + 2 * c);
             UNROLL
             for (int i = 0; i < nr * nc; i++) {
-                low[i] = _mm256_setzero_si256();
-                high[i] = bcast32(&a[i / nr].minus128);
+                low[i] = bcast32(&a[i / nr].minus128);
+                high[i] = _mm256_setzero_si256();
             }
             UNROLL
             for (int i = 0; i < 8; i++) {
@@ -100,15 +108,14 @@ TILE_INLINE void tile_bytes(const tensor_type ty, const int nr, const int nc, co
                 for (int r = 0; r < nr; r++) {
                     __m256i v = _mm256_shuffle_epi8(table, nibble_vec(p[r] + HEAD(ty) + BLOCK(ty) * b, j));
                     UNROLL
-                    for (int c = 0; c < nc; c++) low[c * nr + r] = DP8(low[c * nr + r], x[c], v);
-                    v = _mm256_xor_si256(v, top);
+                    for (int c = 0; c < nc; c++) low[c * nr + r] = DP8(low[c * nr + r], v, x[c]);
                     UNROLL
                     for (int c = 0; c < nc; c++) high[c * nr + r] = DP8(high[c * nr + r], v, y[c]);
                 }
             }
             UNROLL
             for (int r = 0; r < nr; r++) {
-                __m256 d = scale_of(ty, p[r], b);
+                __m256 d = scale_of(ty, p[r], b, whole[r]);
                 UNROLL
                 for (int c = 0; c < nc; c++) {
                     const int i = c * nr + r;
@@ -148,6 +155,9 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
         if (in_regs) f[i] = sums[i];
     }
     for (uint32_t u = 0; u < n_units; u++) {
+        __m256 whole[4];
+        UNROLL
+        for (int r = 0; r < nr; r++) whole[r] = half8(p[r]);
         for (int b = 0; b < N_BLOCKS(ty); b++, a += nc) {
             __m256i acc[16];
             UNROLL
@@ -174,7 +184,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             }
             UNROLL
             for (int r = 0; r < nr; r++) {
-                __m256 d = scale_of(ty, p[r], b);
+                __m256 d = scale_of(ty, p[r], b, whole[r]);
                 UNROLL
                 for (int c = 0; c < nc; c++) {
                     const int i = c * nr + r;
@@ -209,7 +219,7 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
                 for (int i = 0; i < 16; i++)
                     _mm256_store_si256((__m256i *)(o + 64 * i + 32 * r),
                                        widen(ty, blk, i >> 1, raw(ty, blk, i >> 1), i & 1));
-                _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b));
+                _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b, half8(p)));
             }
         }
 }
