@@ -127,8 +127,8 @@ TILE_INLINE pair_f pair_fnma(pair_f a, pair_f b, pair_f c) {
 mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
 #endif
 
-/* The tables of a file for one type: direct tiles, panels of 1 to 4 tokens, two whole panels at once.  With 32 registers
- * direct tiles stay ahead of the panel for twice as many tokens (measured). */
+/* The tables of a file for one type: direct tiles, panels of 1 to 4 tokens, two whole panels at once.  at_least is where
+ * the panel wins with 512-bit registers (measured at 1024 and 2048 columns); of avxvnni that is not known. */
 #define DIRECT(nr, nc)                                                                                                 \
     static void FN(nr, nc)(const uint8_t *const *w, ptrdiff_t ahead, const void *a, uint32_t n_units,                  \
                            __m256 *sums, __m256i *tmp) {                                                               \
@@ -156,7 +156,7 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
                                 .two_panels = LANES_WIDE ? name##_two : NULL,                                          \
                                 .unpack = name##_unpack,                                                               \
                                 .panel_units = units,                                                                  \
-                                .panel_min = LANES_WIDE ? 2 * at_least : at_least,                                     \
+                                .panel_min = at_least,                                                                 \
                                 .ahead = near};
 
 #endif
