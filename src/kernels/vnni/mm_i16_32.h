@@ -279,6 +279,6 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) iq4_xs_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q8_0, TENSOR_Q8_0, 5, 28, 256)
+TYPE(q8_0, TENSOR_Q8_0, 5, 32, 256)
 TYPE(iq4_nl, TENSOR_IQ4_NL, 5, 20, 256)
 TYPE(iq4_xs, TENSOR_IQ4_XS, 1, 16, 256)
