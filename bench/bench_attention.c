@@ -4,7 +4,8 @@
  *
  * Decode: one query against pages laid out as a model lays them out ([layer][kv head][K | V] within a page), over enough
  * rows that nothing is left in caches.  Beside each figure stands a plain read of the same amount of memory by 4
- * streams.  Step: the same with the last position stored before, as a model does.  Bytes are those of positions seen.  Prefill: a segment of 256 queries at a depth; beside it f32 multiply-adds from registers.
+ * streams.  Step: the same with the last position stored before, as a model does.  Bytes are those of positions seen.
+ * Prefill: a segment of 256 queries at a depth; beside it f32 multiply-adds from registers.
  * Schemes: the other ways to keep K and V, each alternating with f16 over the same positions, as time of f16 / time of the
  * scheme; above 1 the scheme is faster.  Store: writing keys and values.
  * The timer is thread CPU time around attn_run alone; kernel and yardstick alternate, medians are shown. */
@@ -98,7 +99,8 @@ static attn_next item(const cache *c, uint32_t i) {
 }
 
 /* Seconds that one decode step of all rows takes; q serves as key and value where they are stored. */
-static double decode_once(const kernels *k, const cache *c, uint32_t group, const float *q, float *out, void *scratch, bool stores) {
+static double decode_once(const kernels *k, const cache *c, uint32_t group, const float *q, float *out, void *scratch,
+                          bool stores) {
     uint32_t ld = group * c->shape.head_dim, n = LAYERS * c->rows * c->heads;
     attn_job job = {.shape = c->shape, .n_group = group, .q = q, .out = out, .ldq = ld, .ldout = ld, .n_q = 1,
                     .scale = 1 / sqrtf((float)c->shape.head_dim)};

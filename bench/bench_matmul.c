@@ -73,7 +73,8 @@ static void run(const config *cfg, tensor_type type, uint32_t rows, uint32_t col
         void *a = hd_alloc_aligned(64, mm_act_bytes(cfg->k, kind, cols, m));
         if (!x || !y || !a) exit(1);
         memset(y, 0, (size_t)m * rows * 4);
-        for (size_t i = 0; i < (size_t)m * cols; i++) x[i] = ((float)(i * 2654435761u % 1000) * 1e-3f - 0.5f) * (i % 97 ? 1 : 8); /* a block in three has one that stands out */
+        for (size_t i = 0; i < (size_t)m * cols; i++) /* a block in three has a value that stands out */
+            x[i] = ((float)(i * 2654435761u % 1000) * 1e-3f - 0.5f) * (i % 97 ? 1 : 8);
         mm_act_pack(cfg->k, kind, x, cols, cols, m, 0, m, a);
         act = now();
         mm_act_pack(cfg->k, kind, x, cols, cols, m, 0, m, a);

@@ -146,7 +146,8 @@ static void test_phases(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain), cmocka_unit_test(test_costs), cmocka_unit_test(test_head_follows_the_layers),
-                                       cmocka_unit_test(test_roofline), cmocka_unit_test(test_phases)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain), cmocka_unit_test(test_costs),
+                                       cmocka_unit_test(test_head_follows_the_layers), cmocka_unit_test(test_roofline),
+                                       cmocka_unit_test(test_phases)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,6 +1,7 @@
 /* test_exec_schedule.c - who runs when: classes, ageing, shares, budget, giving way, steering, collecting, exclusive jobs.
  *
- * A manual engine, a scripted model and a clock that the test turns: every assertion is about one turn, and but for one none about time. */
+ * A manual engine, a scripted model and a clock that the test turns: every assertion is about one turn.  Only what prompts
+ * get of a step is asked with the real clock, and there the answer is a floor that a slow machine does not change. */
 #include "base/mem.h"
 #include "model/model_int.h"
 #include "util/runs.h"
