@@ -55,6 +55,8 @@ void mm_pack(const kernels *k, mm_weight *w, const void *src, uint32_t r0, uint3
 
 /* Bytes that m tokens of n_cols activations take in form `kind`; a multiple of 64 (SIZE_MAX: too many). */
 size_t mm_act_bytes(const kernels *k, act_kind kind, uint32_t n_cols, uint32_t m);
+/* Where token t of them begins, a multiple of 4: from there on the form is that of the tokens behind it alone. */
+size_t mm_act_offset(act_kind kind, uint32_t n_cols, uint32_t t);
 /* Quantise tokens [t0, t1) of m; x[t * ldx + c].  Tokens may be split over threads at multiples of 4.  A block with a
  * NaN or an infinity makes its token's outputs NaN (in ACT_F32: what IEEE says); magnitudes below 1e-30 count as 0 in
  * a block of nothing larger. */

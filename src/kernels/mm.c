@@ -55,6 +55,11 @@ size_t mm_act_bytes(const kernels *k, act_kind kind, uint32_t n_cols, uint32_t m
     return (size_t)n;
 }
 
+size_t mm_act_offset(act_kind kind, uint32_t n_cols, uint32_t t) {
+    HD_ASSERT(t % MM_PANEL == 0);
+    return (size_t)mm_act_blocks(kind, n_cols) * mm_act_record(kind) * t;
+}
+
 void mm_act_pack(const kernels *k, act_kind kind, const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0,
                  uint32_t t1, void *dst) {
     HD_ASSERT(t0 <= t1 && t1 <= m);

@@ -17,6 +17,8 @@ enum {
     PACK_TOKENS = 4,    /* mm_act_pack may be split at multiples of this; so many and fewer are one member's work */
     FEW_TOKENS = 32,    /* about where weights stop being read as distant streams (mm_mul) */
     PIECE_BYTES = 64 << 10, /* of weights, for few tokens the least that pays for a call's streams */
+    PART_TOKENS = 64,   /* tokens that pay for another reading of the weights (parts) */
+    MAX_PARTS = 16,
     ATTN_TILE = 16,     /* queries of one segment that share a pass over the keys */
     PHASES_PER_LAYER = 10,
     PHASES_OUTSIDE = 4
@@ -25,6 +27,12 @@ enum {
 typedef struct {
     uint32_t seg, kv_head, head0, n_heads, q0, n_q;
 } attn_item;
+
+/* An index range in parts; part p is [at[p], at[p + 1]).  Each member begins with a part of its own and helps with the others'
+ * then. */
+typedef struct {
+    uint32_t n, at[MAX_PARTS + 1];
+} parts;
 
 struct forward_space {
     step_limits lim;
@@ -44,11 +52,12 @@ struct forward_space {
     uint32_t n_items, max_items;
     uint32_t items_run;                      /* that are handed out together, so that who takes them knows what comes next */
     bool items_store;                        /* each item is all of one token's kv head, whose key it stores itself */
-    pool_cursor *cursors;
-    uint32_t n_cursors;
+    pool_cursor *cursors;                    /* [phase][part] */
+    uint32_t n_phases;
     /* this step */
     decoder *d;
     const step *st;
+    parts by_token, by_item, by_logits, by_hidden;
     uint32_t n_logits, n_hidden;
 };
 
@@ -59,6 +68,13 @@ static void *take(uint8_t *base, uint64_t *at, uint64_t bytes) {
     void *p = base ? base + *at : NULL;
     *at += (bytes + 63) & ~(uint64_t)63;
     return p;
+}
+
+/* Parts that t tokens are cut into for n members. */
+static uint32_t count_parts(uint64_t t, unsigned n) {
+    uint64_t p = t / PART_TOKENS;
+    if (p > n) p = n;
+    return p < 1 ? 1 : p > MAX_PARTS ? MAX_PARTS : (uint32_t)p;
 }
 
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
@@ -99,8 +115,8 @@ static uint64_t space_layout(forward_space *s, const decoder *d, const step_limi
     s->scratch = take(base, &at, s->scratch_bytes * s->n_members);
     s->max_items = (lim->max_tokens / ATTN_TILE + lim->max_segs + 1) * c->n_head;
     s->items = take(base, &at, s->max_items * sizeof *s->items);
-    s->n_cursors = c->n_layers * PHASES_PER_LAYER + PHASES_OUTSIDE;
-    s->cursors = take(base, &at, s->n_cursors * sizeof *s->cursors);
+    s->n_phases = c->n_layers * PHASES_PER_LAYER + PHASES_OUTSIDE;
+    s->cursors = take(base, &at, (uint64_t)s->n_phases * count_parts(t, s->n_members) * sizeof *s->cursors);
     return at;
 }
 
@@ -154,9 +170,9 @@ typedef struct {
     const decoder_layer *y; /* of the layer being run */
     uint32_t layer;
     unsigned member, n;
-    uint32_t m;     /* tokens that products see: of the step, at its end those with logits */
-    uint32_t phase; /* index of the next cursor; equal in all members */
-    uint64_t since; /* timed steps: when the phase began */
+    const parts *in; /* tokens that products see: of the step, at its end those with logits */
+    uint32_t phase;  /* index of the next cursors; equal in all members */
+    uint64_t since;  /* timed steps: when the phase began */
 } worker;
 
 typedef void (*phase_fn)(worker *w, size_t begin, size_t end);
@@ -191,22 +207,32 @@ static void meet(worker *w, step_part part, size_t n, phase_fn fn) {
     d->clock->lines[w->member].since = w->since;
 }
 
-static void share_out(worker *w, size_t n, size_t grain, phase_fn fn) {
-    atomic_size_t *next = &w->s->cursors[w->phase++].next;
-    for (;;) {
-        size_t b = atomic_fetch_add_explicit(next, grain, memory_order_relaxed);
-        if (b >= n) break;
-        fn(w, b, n - b < grain ? n : b + grain);
+/* This phase's cursors, one a part. */
+static pool_cursor *next_phase(worker *w) { return w->s->cursors + (uint64_t)w->phase++ * w->s->by_token.n; }
+
+/* The i-th part that this member turns to. */
+static uint32_t part_of(const worker *w, const parts *of, uint32_t i) { return (w->member * of->n / w->n + i) % of->n; }
+
+static void share_out(worker *w, const parts *of, size_t grain, phase_fn fn) {
+    pool_cursor *cursors = next_phase(w);
+    for (uint32_t i = 0; i < of->n; i++) {
+        uint32_t p = part_of(w, of, i);
+        for (;;) {
+            size_t b = of->at[p] + atomic_fetch_add_explicit(&cursors[p].next, grain, memory_order_relaxed), end = of->at[p + 1];
+            if (b >= end) break;
+            fn(w, b, end - b < grain ? end : b + grain);
+        }
     }
 }
 
-/* The end of a phase: wait for the others, then let next run on n tokens (NULL: nothing), by one member where it is work
+/* The end of a phase: wait for the others, then let next run on all of `of` (NULL: nothing), by one member where it is work
  * for one. */
-static void phase_end(worker *w, step_part part, size_t n, phase_fn next) {
+static void phase_end(worker *w, step_part part, const parts *of, phase_fn next) {
+    uint32_t n = next ? of->at[of->n] : 0;
     bool alone = n <= PACK_TOKENS;
     meet(w, part, n, alone ? next : NULL);
     if (!next || alone) return;
-    share_out(w, n, PACK_TOKENS, next);
+    share_out(w, of, PACK_TOKENS, next);
     meet(w, STEP_VECTORS, 0, NULL);
 }
 
@@ -222,19 +248,19 @@ static grains grains_for(const mm_weight *w, uint32_t m, uint32_t rows) {
     return (grains){rows, (uint32_t)(PIECE_BYTES / (row_bytes * rows)) + 1};
 }
 
-/* Take grains [*b, *e) of n.  Pieces come in rounds of one for each member, half of what is left, and the last round takes
- * all of it: so members of equal speed end together, and one that was held up is helped by the others.  Where the pieces
- * begin depends on n alone. */
-static bool take_grains(const worker *w, atomic_size_t *next, size_t n, const grains *g, size_t *b, size_t *e) {
+/* Take grains [*b, *e) of n for one of `members`.  Pieces come in rounds of one for each member, half of what is left, and
+ * the last round takes all of it: so members of equal speed end together, and one that was held up is helped by the others.
+ * Where the pieces begin depends on n alone. */
+static bool take_grains(const worker *w, atomic_size_t *next, unsigned members, size_t n, const grains *g, size_t *b, size_t *e) {
     size_t at = atomic_load_explicit(next, memory_order_relaxed), k;
     do {
         size_t round = 0;
         if (at >= n) return false;
-        for (;; round += k * w->n) {
+        for (;; round += k * members) {
             size_t left = n - round;
-            k = left < 2 * (size_t)w->n * g->min ? (left + w->n - 1) / w->n : left / (2 * (size_t)w->n);
+            k = left < 2 * (size_t)members * g->min ? (left + members - 1) / members : left / (2 * (size_t)members);
             if (w->n == 1) k = n;
-            if (at < round + k * w->n) break;
+            if (at < round + k * members) break;
         }
         if (k > n - at) k = n - at;
     } while (!atomic_compare_exchange_weak_explicit(next, &at, at + k, memory_order_relaxed, memory_order_relaxed));
@@ -243,34 +269,62 @@ static bool take_grains(const worker *w, atomic_size_t *next, size_t n, const gr
     return true;
 }
 
-/* Grains [b, e) of one product, as far as it has rows. */
-static void multiply_rows(const worker *w, const mm_weight *a, const void *act, float *out, uint32_t rows, size_t b, size_t e) {
-    forward_space *s = w->s;
-    uint64_t r0 = b * rows, r1 = e * rows < a->n_rows ? e * rows : a->n_rows;
-    mm_mul(s->d->base.k, a, act, w->m, out, a->n_rows, (uint32_t)r0, (uint32_t)r1, s->scratch + w->member * s->scratch_bytes);
-}
+/* Tokens of one part and their activations. */
+typedef struct {
+    uint32_t t0, m;
+} span;
 
 typedef struct {
     const mm_weight *w;
+    const void *act; /* of all tokens */
     float *out;
 } product;
 
+/* Grains [b, e) of one product for the tokens of x, as far as it has rows. */
+static void multiply_rows(const worker *w, const product *p, span x, uint32_t rows, size_t b, size_t e) {
+    forward_space *s = w->s;
+    const mm_weight *a = p->w;
+    uint64_t r0 = b * rows, r1 = e * rows < a->n_rows ? e * rows : a->n_rows;
+    size_t act0 = mm_act_offset(mm_act_kind(s->d->base.k, a->type), a->n_cols, x.t0);
+    mm_mul(s->d->base.k, a, (const uint8_t *)p->act + act0, x.m, p->out + (uint64_t)x.t0 * a->n_rows, a->n_rows, (uint32_t)r0,
+           (uint32_t)r1, s->scratch + w->member * s->scratch_bytes);
+}
+
 static const void *act_for(const forward_space *s, const mm_weight *w) { return s->act[mm_act_kind(s->d->base.k, w->type)]; }
 
-/* Products of one activation with up to three matrices, as one range of rows. */
+typedef void (*piece_fn)(worker *w, const product *p, uint32_t n, span x, uint32_t rows, size_t b, size_t e);
+
+/* Hand out `total` grains of rows of each part of the tokens. */
+static void share_grains(worker *w, const product *p, uint32_t n, uint32_t rows, size_t total, piece_fn fn) {
+    pool_cursor *cursors = next_phase(w);
+    unsigned members = w->n / w->in->n;
+    for (uint32_t i = 0; i < w->in->n; i++) {
+        uint32_t part = part_of(w, w->in, i);
+        span x = {w->in->at[part], w->in->at[part + 1] - w->in->at[part]};
+        grains g = grains_for(p->w, x.m, rows);
+        size_t b, e;
+        while (take_grains(w, &cursors[part].next, members, total, &g, &b, &e)) fn(w, p, n, x, rows, b, e);
+    }
+}
+
+static size_t grains_of(const mm_weight *w, uint32_t rows) { return (w->n_rows + (size_t)rows - 1) / rows; }
+
+/* A piece of several matrices as one range of rows: it may begin in one and end in the next. */
+static void multiply_piece(worker *w, const product *p, uint32_t n, span x, uint32_t rows, size_t b, size_t e) {
+    for (uint32_t i = 0; i < n && e; i++) {
+        size_t count = grains_of(p[i].w, rows), end = e < count ? e : count;
+        if (b < end) multiply_rows(w, p + i, x, rows, b, end);
+        b = b > count ? b - count : 0;
+        e -= end;
+    }
+}
+
+/* Products of one activation with up to three matrices. */
 static void multiply(worker *w, const product *p, uint32_t n) {
-    forward_space *s = w->s;
-    atomic_size_t *next = &s->cursors[w->phase++].next;
-    grains g = grains_for(p->w, w->m, 32);
-    size_t total = 0, count[3], b, e;
-    for (uint32_t i = 0; i < n; i++) total += count[i] = (p[i].w->n_rows + g.rows - 1) / g.rows;
-    while (take_grains(w, next, total, &g, &b, &e))
-        for (uint32_t i = 0; i < n && e; i++) { /* a piece may begin in one matrix and end in the next */
-            size_t end = e < count[i] ? e : count[i];
-            if (b < end) multiply_rows(w, p[i].w, act_for(s, p[i].w), p[i].out, g.rows, b, end);
-            b = b > count[i] ? b - count[i] : 0;
-            e -= end;
-        }
+    enum { ROWS = 32 };
+    size_t total = 0;
+    for (uint32_t i = 0; i < n; i++) total += grains_of(p[i].w, ROWS);
+    share_grains(w, p, n, ROWS, total, multiply_piece);
 }
 
 /* Quantise tokens [t0, t1) of x once in each form that the matrices want. */
@@ -420,11 +474,11 @@ static void ffn_in(worker *w, size_t t0, size_t t1) {
 }
 
 /* Rows [r0, r1) of gate become the activation of gate and up. */
-static void activate(const worker *w, uint32_t r0, uint32_t r1) {
+static void activate(const worker *w, span x, uint32_t r0, uint32_t r1) {
     forward_space *s = w->s;
     const kernels *k = s->d->base.k;
     uint64_t ff = s->d->cfg.ff;
-    for (uint32_t t = 0; t < w->m; t++) {
+    for (uint32_t t = x.t0; t < x.t0 + x.m; t++) {
         float *gate = s->gate + t * ff + r0, *up = s->up + t * ff + r0;
         if (w->y->gate_bias) vec_add(k, gate, w->y->gate_bias + r0, r1 - r0);
         if (w->y->up_bias) vec_add(k, up, w->y->up_bias + r0, r1 - r0);
@@ -433,47 +487,42 @@ static void activate(const worker *w, uint32_t r0, uint32_t r1) {
     }
 }
 
+static void gate_up_piece(worker *w, const product *p, uint32_t n, span x, uint32_t rows, size_t b, size_t e) {
+    uint32_t ff = p->w->n_rows, r0 = (uint32_t)b * rows, r1 = e * rows < ff ? (uint32_t)e * rows : ff;
+    for (uint32_t i = 0; i < n; i++) multiply_rows(w, p + i, x, rows, b, e);
+    activate(w, x, r0, r1);
+}
+
+static void gate_up_pack_piece(worker *w, const product *p, uint32_t n, span x, uint32_t rows, size_t b, size_t e) {
+    forward_space *s = w->s;
+    act_kind kind = down_kind(s->d, w->layer);
+    uint32_t ff = p->w->n_rows, r0 = (uint32_t)b * rows, r1 = e * rows < ff ? (uint32_t)e * rows : ff;
+    gate_up_piece(w, p, n, x, rows, b, e);
+    mm_act_pack_cols(s->d->base.k, kind, s->gate + (uint64_t)x.t0 * ff, ff, ff, x.m, r0, r1,
+                     (uint8_t *)s->ff_act + mm_act_offset(kind, ff, x.t0));
+}
+
 /* The first half of the feed-forward, equal rows of both matrices together.  Who makes a piece also activates it while it is
  * in the cache and, with `pack`, quantises it: then a grain holds whole blocks. */
 static void gate_up(worker *w, bool pack) {
     forward_space *s = w->s;
     const decoder_layer *y = w->y;
-    act_kind kind = down_kind(s->d, w->layer);
-    uint32_t ff = s->d->cfg.ff, rows = 32;
-    atomic_size_t *next = &s->cursors[w->phase++].next;
-    size_t b, e;
-    if (pack && rows < mm_act_unit(kind)) rows = mm_act_unit(kind);
-    grains g = grains_for(&y->gate, w->m, rows);
-    while (take_grains(w, next, (ff + rows - 1) / rows, &g, &b, &e)) {
-        uint32_t r0 = (uint32_t)b * rows, r1 = e * rows < ff ? (uint32_t)e * rows : ff;
-        multiply_rows(w, &y->gate, act_for(s, &y->gate), s->gate, rows, b, e);
-        multiply_rows(w, &y->up, act_for(s, &y->up), s->up, rows, b, e);
-        activate(w, r0, r1);
-        if (pack) mm_act_pack_cols(s->d->base.k, kind, s->gate, ff, ff, w->m, r0, r1, s->ff_act);
-    }
+    uint32_t unit = mm_act_unit(down_kind(s->d, w->layer)), rows = pack && unit > 32 ? unit : 32;
+    const product p[] = {{&y->gate, act_for(s, &y->gate), s->gate}, {&y->up, act_for(s, &y->up), s->up}};
+    share_grains(w, p, 2, rows, grains_of(&y->gate, rows), pack ? gate_up_pack_piece : gate_up_piece);
 }
 
 /* Blocks of 256 rows are few: where they do not go round evenly, few would not balance. */
 static bool packs_pieces(const worker *w) {
     uint32_t unit = mm_act_unit(down_kind(w->s->d, w->layer));
-    uint32_t blocks = w->s->d->cfg.ff / unit;
-    return unit <= 64 || blocks % w->n == 0 || blocks >= 4 * w->n;
+    uint32_t blocks = w->s->d->cfg.ff / unit, n = w->n / w->in->n;
+    return unit <= 64 || blocks % n == 0 || blocks >= 4 * n;
 }
 
 static void ffn_pack(worker *w, size_t t0, size_t t1) {
     forward_space *s = w->s;
     uint32_t ff = s->d->cfg.ff;
-    mm_act_pack(s->d->base.k, down_kind(s->d, w->layer), s->gate, ff, ff, w->m, (uint32_t)t0, (uint32_t)t1, s->ff_act);
-}
-
-static void down(worker *w) {
-    forward_space *s = w->s;
-    const mm_weight *a = &w->y->down;
-    atomic_size_t *next = &s->cursors[w->phase++].next;
-    grains g = grains_for(a, w->m, 32);
-    size_t b, e;
-    while (take_grains(w, next, (a->n_rows + g.rows - 1) / g.rows, &g, &b, &e))
-        multiply_rows(w, a, s->ff_act, s->y, g.rows, b, e);
+    mm_act_pack(s->d->base.k, down_kind(s->d, w->layer), s->gate, ff, ff, s->st->n_tokens, (uint32_t)t0, (uint32_t)t1, s->ff_act);
 }
 
 /* The last residual sum and the final norm of token t into out. */
@@ -520,26 +569,27 @@ static void store_tokens(worker *w, size_t t0, size_t t1) {
 static void layer(worker *w, uint32_t i) {
     forward_space *s = w->s;
     const decoder_layer *y = w->y = &s->d->layers[i];
-    uint32_t t = s->st->n_tokens;
+    const parts *t = &s->by_token;
     w->layer = i;
-    multiply(w, (product[]){{&y->q, s->q}, {&y->k, s->k}, {&y->v, s->v}}, 3);
+    multiply(w, (product[]){{&y->q, act_for(s, &y->q), s->q}, {&y->k, act_for(s, &y->k), s->k}, {&y->v, act_for(s, &y->v), s->v}},
+             3);
     phase_end(w, STEP_MATRICES, t, s->items_store ? NULL : store_tokens);
-    share_out(w, s->n_items, s->items_run, attend);
+    share_out(w, &s->by_item, s->items_run, attend);
     phase_end(w, STEP_ATTENTION, t, attn_out);
-    multiply(w, (product[]){{&y->o, s->y}}, 1);
+    multiply(w, (product[]){{&y->o, act_for(s, &y->o), s->y}}, 1);
     phase_end(w, STEP_MATRICES, t, ffn_in);
     bool pack = packs_pieces(w);
     gate_up(w, pack);
     phase_end(w, STEP_MATRICES, t, pack ? NULL : ffn_pack);
-    down(w);
+    multiply(w, (product[]){{&y->down, s->ff_act, s->y}}, 1);
 }
 
 static void run(void *ctx, unsigned member, unsigned n) {
     forward_space *s = ctx;
     const decoder *d = s->d;
     const decoder_config *c = &d->cfg;
-    uint32_t t = s->st->n_tokens;
-    worker w = {.s = s, .y = d->layers, .member = member, .n = n, .m = t, .since = d->clock ? clock_ns() : 0};
+    const parts *t = &s->by_token;
+    worker w = {.s = s, .y = d->layers, .member = member, .n = n, .in = t, .since = d->clock ? clock_ns() : 0};
     if (d->clock) clock_add(d->clock, member, STEP_WAITING, w.since - s->t_begin_ns); /* for its core */
     share_out(&w, t, 1, embed);
     phase_end(&w, STEP_VECTORS, t, attn_in);
@@ -551,17 +601,29 @@ static void run(void *ctx, unsigned member, unsigned n) {
     }
     layer(&w, c->n_layers - 1);
     if (s->n_hidden) {
-        phase_end(&w, STEP_MATRICES, 0, NULL);
-        share_out(&w, s->n_hidden, 1, hidden_out);
+        phase_end(&w, STEP_MATRICES, NULL, NULL);
+        share_out(&w, &s->by_hidden, 1, hidden_out);
     }
-    phase_end(&w, s->n_hidden ? STEP_VECTORS : STEP_MATRICES, s->n_logits, s->n_logits ? head_in : NULL);
+    phase_end(&w, s->n_hidden ? STEP_VECTORS : STEP_MATRICES, &s->by_logits, s->n_logits ? head_in : NULL);
     if (!s->n_logits) return;
-    w.m = s->n_logits;
-    multiply(&w, (product[]){{&d->head, s->logits}}, 1);
-    phase_end(&w, STEP_HEAD, 0, NULL);
+    w.in = &s->by_logits;
+    multiply(&w, (product[]){{&d->head, act_for(s, &d->head), s->logits}}, 1);
+    phase_end(&w, STEP_HEAD, NULL, NULL);
     if (c->final_softcap <= 0) return;
-    share_out(&w, s->n_logits, 1, head_cap);
-    phase_end(&w, STEP_VECTORS, 0, NULL);
+    share_out(&w, &s->by_logits, 1, head_cap);
+    phase_end(&w, STEP_VECTORS, NULL, NULL);
+}
+
+static parts whole(uint32_t n) { return (parts){.n = 1, .at = {0, n}}; }
+
+/* Many tokens are cut into parts, so that what a member makes of a token it mostly reads again itself: between cores that
+ * share no cache a line that the other one wrote is dear, and weights read twice are not.  Whole pairs of panels. */
+static void plan_parts(forward_space *s) {
+    uint32_t t = s->st->n_tokens, n = count_parts(t, s->n_active), size = ((t + n - 1) / n + 7) / 8 * 8;
+    s->by_token.n = n;
+    for (uint32_t p = 0; p <= n; p++) s->by_token.at[p] = p * size < t ? p * size : t;
+    s->by_hidden = whole(s->n_hidden);
+    s->by_logits = whole(s->n_logits);
 }
 
 /* Tiles of queries per kv head; where there are too few of them for the members, the heads of a group go apart. */
@@ -586,6 +648,11 @@ static void plan_attention(forward_space *s) {
                                                          g->n - q0 < ATTN_TILE ? g->n - q0 : ATTN_TILE};
                 }
         t0 += g->n;
+    }
+    s->by_item.n = s->by_token.n;
+    for (uint32_t i = 0, p = 0; p <= s->by_item.n; p++) {
+        while (i < s->n_items && (p == s->by_item.n || s->items[i].q0 < s->by_token.at[p])) i++;
+        s->by_item.at[p] = i;
     }
     s->items_run = s->n_active == 1 ? s->n_items : s->n_items / (8 * s->n_active);
     if (!s->items_run) s->items_run = 1;
@@ -620,8 +687,9 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
     }
     HD_ASSERT(t == st->n_tokens);
     s->n_active = pool_some(d->base.pool);
+    plan_parts(s);
     plan_attention(s);
-    for (uint32_t i = 0; i < s->n_cursors; i++) pool_cursor_init(&s->cursors[i], 0);
+    for (uint32_t i = 0; i < s->n_phases * s->by_token.n; i++) pool_cursor_init(&s->cursors[i], 0);
     if (d->clock) {
         uint64_t end, took;
         s->t_begin_ns = clock_ns();
