@@ -57,7 +57,8 @@ struct forward_space {
     /* this step */
     decoder *d;
     const step *st;
-    parts by_token, by_item, by_logits, by_hidden;
+    parts by_token, by_vector, by_item, by_logits, by_hidden; /* tokens of products; of all else */
+    uint32_t n_lanes; /* the most parts of those: cursors of a phase */
     uint32_t n_logits, n_hidden;
 };
 
@@ -70,9 +71,9 @@ static void *take(uint8_t *base, uint64_t *at, uint64_t bytes) {
     return p;
 }
 
-/* Parts that t tokens are cut into for n members. */
-static uint32_t count_parts(uint64_t t, unsigned n) {
-    uint64_t p = t / PART_TOKENS;
+/* Parts that t tokens are cut into for n members, of at least so many tokens. */
+static uint32_t count_parts(uint64_t t, unsigned n, uint32_t least) {
+    uint64_t p = t / least;
     if (p > n) p = n;
     return p < 1 ? 1 : p > MAX_PARTS ? MAX_PARTS : (uint32_t)p;
 }
@@ -116,7 +117,7 @@ static uint64_t space_layout(forward_space *s, const decoder *d, const step_limi
     s->max_items = (lim->max_tokens / ATTN_TILE + lim->max_segs + 1) * c->n_head;
     s->items = take(base, &at, s->max_items * sizeof *s->items);
     s->n_phases = c->n_layers * PHASES_PER_LAYER + PHASES_OUTSIDE;
-    s->cursors = take(base, &at, (uint64_t)s->n_phases * count_parts(t, s->n_members) * sizeof *s->cursors);
+    s->cursors = take(base, &at, (uint64_t)s->n_phases * count_parts(t, s->n_members, PACK_TOKENS) * sizeof *s->cursors);
     return at;
 }
 
@@ -208,7 +209,7 @@ static void meet(worker *w, step_part part, size_t n, phase_fn fn) {
 }
 
 /* This phase's cursors, one a part. */
-static pool_cursor *next_phase(worker *w) { return w->s->cursors + (uint64_t)w->phase++ * w->s->by_token.n; }
+static pool_cursor *next_phase(worker *w) { return w->s->cursors + (uint64_t)w->phase++ * w->s->n_lanes; }
 
 /* The i-th part that this member turns to. */
 static uint32_t part_of(const worker *w, const parts *of, uint32_t i) { return (w->member * of->n / w->n + i) % of->n; }
@@ -569,7 +570,7 @@ static void store_tokens(worker *w, size_t t0, size_t t1) {
 static void layer(worker *w, uint32_t i) {
     forward_space *s = w->s;
     const decoder_layer *y = w->y = &s->d->layers[i];
-    const parts *t = &s->by_token;
+    const parts *t = &s->by_vector;
     w->layer = i;
     multiply(w, (product[]){{&y->q, act_for(s, &y->q), s->q}, {&y->k, act_for(s, &y->k), s->k}, {&y->v, act_for(s, &y->v), s->v}},
              3);
@@ -588,8 +589,8 @@ static void run(void *ctx, unsigned member, unsigned n) {
     forward_space *s = ctx;
     const decoder *d = s->d;
     const decoder_config *c = &d->cfg;
-    const parts *t = &s->by_token;
-    worker w = {.s = s, .y = d->layers, .member = member, .n = n, .in = t, .since = d->clock ? clock_ns() : 0};
+    const parts *t = &s->by_vector;
+    worker w = {.s = s, .y = d->layers, .member = member, .n = n, .in = &s->by_token, .since = d->clock ? clock_ns() : 0};
     if (d->clock) clock_add(d->clock, member, STEP_WAITING, w.since - s->t_begin_ns); /* for its core */
     share_out(&w, t, 1, embed);
     phase_end(&w, STEP_VECTORS, t, attn_in);
@@ -618,10 +619,18 @@ static parts whole(uint32_t n) { return (parts){.n = 1, .at = {0, n}}; }
 
 /* Many tokens are cut into parts, so that what a member makes of a token it mostly reads again itself: between cores that
  * share no cache a line that the other one wrote is dear, and weights read twice are not.  Whole pairs of panels. */
+static parts cut(uint32_t t, uint32_t n, uint32_t unit) {
+    uint32_t size = ((t + n - 1) / n + unit - 1) / unit * unit;
+    parts out = {.n = n};
+    for (uint32_t p = 0; p <= n; p++) out.at[p] = p * size < t ? p * size : t;
+    return out;
+}
+
 static void plan_parts(forward_space *s) {
-    uint32_t t = s->st->n_tokens, n = count_parts(t, s->n_active), size = ((t + n - 1) / n + 7) / 8 * 8;
-    s->by_token.n = n;
-    for (uint32_t p = 0; p <= n; p++) s->by_token.at[p] = p * size < t ? p * size : t;
+    uint32_t t = s->st->n_tokens;
+    s->by_token = cut(t, count_parts(t, s->n_active, PART_TOKENS), 2 * PACK_TOKENS);
+    s->by_vector = s->by_token.n > 1 ? s->by_token : cut(t, count_parts(t, s->n_active, PACK_TOKENS), PACK_TOKENS);
+    s->n_lanes = s->by_vector.n;
     s->by_hidden = whole(s->n_hidden);
     s->by_logits = whole(s->n_logits);
 }
@@ -649,9 +658,9 @@ static void plan_attention(forward_space *s) {
                 }
         t0 += g->n;
     }
-    s->by_item.n = s->by_token.n;
+    s->by_item.n = s->by_vector.n;
     for (uint32_t i = 0, p = 0; p <= s->by_item.n; p++) {
-        while (i < s->n_items && (p == s->by_item.n || s->items[i].q0 < s->by_token.at[p])) i++;
+        while (i < s->n_items && (p == s->by_item.n || s->items[i].q0 < s->by_vector.at[p])) i++;
         s->by_item.at[p] = i;
     }
     s->items_run = s->n_active == 1 ? s->n_items : s->n_items / (8 * s->n_active);
@@ -689,7 +698,7 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
     s->n_active = pool_some(d->base.pool);
     plan_parts(s);
     plan_attention(s);
-    for (uint32_t i = 0; i < s->n_phases * s->by_token.n; i++) pool_cursor_init(&s->cursors[i], 0);
+    for (uint32_t i = 0; i < s->n_phases * s->n_lanes; i++) pool_cursor_init(&s->cursors[i], 0);
     if (d->clock) {
         uint64_t end, took;
         s->t_begin_ns = clock_ns();
