@@ -58,7 +58,7 @@ struct forward_space {
     decoder *d;
     const step *st;
     parts by_token, by_vector, by_item, by_logits, by_hidden; /* tokens of products; of all else */
-    uint32_t n_lanes; /* the most parts of those: cursors of a phase */
+    uint32_t n_lanes; /* cursors of a phase */
     uint32_t n_logits, n_hidden;
 };
 
@@ -117,7 +117,7 @@ static uint64_t space_layout(forward_space *s, const decoder *d, const step_limi
     s->max_items = (lim->max_tokens / ATTN_TILE + lim->max_segs + 1) * c->n_head;
     s->items = take(base, &at, s->max_items * sizeof *s->items);
     s->n_phases = c->n_layers * PHASES_PER_LAYER + PHASES_OUTSIDE;
-    s->cursors = take(base, &at, (uint64_t)s->n_phases * count_parts(t, s->n_members, PACK_TOKENS) * sizeof *s->cursors);
+    s->cursors = take(base, &at, (uint64_t)s->n_phases * count_parts(s->n_members, s->n_members, 1) * sizeof *s->cursors);
     return at;
 }
 
@@ -295,16 +295,18 @@ static const void *act_for(const forward_space *s, const mm_weight *w) { return 
 
 typedef void (*piece_fn)(worker *w, const product *p, uint32_t n, span x, uint32_t rows, size_t b, size_t e);
 
-/* Hand out `total` grains of rows of each part of the tokens. */
+/* Hand out the products of all tokens with `total` grains of rows as cells, a part of the tokens and a part of the rows each:
+ * so a member writes the same lines of a product in every layer. */
 static void share_grains(worker *w, const product *p, uint32_t n, uint32_t rows, size_t total, piece_fn fn) {
     pool_cursor *cursors = next_phase(w);
-    unsigned members = w->n / w->in->n;
-    for (uint32_t i = 0; i < w->in->n; i++) {
-        uint32_t part = part_of(w, w->in, i);
+    uint32_t row_parts = count_parts(w->n, w->n, 1) / w->in->n, cells = w->in->n * row_parts;
+    for (uint32_t i = 0; i < cells; i++) {
+        uint32_t cell = (w->member * cells / w->n + i) % cells, part = cell / row_parts, r = cell % row_parts;
         span x = {w->in->at[part], w->in->at[part + 1] - w->in->at[part]};
         grains g = grains_for(p->w, x.m, rows);
-        size_t b, e;
-        while (take_grains(w, &cursors[part].next, members, total, &g, &b, &e)) fn(w, p, n, x, rows, b, e);
+        size_t b, e, first = total * r / row_parts, end = total * (r + 1) / row_parts;
+        while (take_grains(w, &cursors[cell].next, w->n / cells, end - first, &g, &b, &e))
+            fn(w, p, n, x, rows, first + b, first + e);
     }
 }
 
@@ -630,7 +632,7 @@ static void plan_parts(forward_space *s) {
     uint32_t t = s->st->n_tokens;
     s->by_token = cut(t, count_parts(t, s->n_active, PART_TOKENS), 2 * PACK_TOKENS);
     s->by_vector = s->by_token.n > 1 ? s->by_token : cut(t, count_parts(t, s->n_active, PACK_TOKENS), PACK_TOKENS);
-    s->n_lanes = s->by_vector.n;
+    s->n_lanes = count_parts(s->n_active, s->n_active, 1);
     s->by_hidden = whole(s->n_hidden);
     s->by_logits = whole(s->n_logits);
 }
