@@ -2,8 +2,10 @@
  *
  * All members of the pool run the same program; a phase is an index range that they share out, then a barrier.  What lies
  * between two products and is too little to share (norms, quantising, for a few tokens) is done at the barrier by the last
- * one to arrive.  Every weight is read once per step for all tokens of all segments.  Whoever computes a piece, its value is
- * the same: pieces are outputs, never parts of a sum (law 1).  Nothing here allocates; workspaces come from decoder_plan.
+ * one to arrive.  Every weight is read once per step for all tokens of all segments; by each part of them where there are so
+ * many that multiplying takes far longer.  Each member has tokens and rows of its own that it begins with in every phase: what
+ * it wrote is in its cache, and cores may be far apart.  Then it helps the others.  Whoever computes a piece, its value is the
+ * same: pieces are outputs, never parts of a sum (law 1).  Nothing here allocates; workspaces come from decoder_plan.
  * Read: space_layout (what exists), run (the program), then the phases in the order run names them. */
 #include "model/decoder.h"
 #include "base/checked.h"
@@ -17,7 +19,7 @@ enum {
     PACK_TOKENS = 4,    /* mm_act_pack may be split at multiples of this; so many and fewer are one member's work */
     FEW_TOKENS = 32,    /* about where weights stop being read as distant streams (mm_mul) */
     PIECE_BYTES = 64 << 10, /* of weights, for few tokens the least that pays for a call's streams */
-    PART_TOKENS = 64,   /* tokens that pay for another reading of the weights (parts) */
+    PART_TOKENS = 64,   /* that pay for another reading of the weights */
     MAX_PARTS = 16,
     ATTN_TILE = 16,     /* queries of one segment that share a pass over the keys */
     PHASES_PER_LAYER = 10,
@@ -28,8 +30,7 @@ typedef struct {
     uint32_t seg, kv_head, head0, n_heads, q0, n_q;
 } attn_item;
 
-/* An index range in parts; part p is [at[p], at[p + 1]).  Each member begins with a part of its own and helps with the others'
- * then. */
+/* An index range in parts; part p is [at[p], at[p + 1]) and belongs to the members whose share of all members it is. */
 typedef struct {
     uint32_t n, at[MAX_PARTS + 1];
 } parts;
@@ -211,7 +212,7 @@ static void meet(worker *w, step_part part, size_t n, phase_fn fn) {
 /* This phase's cursors, one a part. */
 static pool_cursor *next_phase(worker *w) { return w->s->cursors + (uint64_t)w->phase++ * w->s->n_lanes; }
 
-/* The i-th part that this member turns to. */
+/* The i-th part that this member turns to: its own, then the ones after it. */
 static uint32_t part_of(const worker *w, const parts *of, uint32_t i) { return (w->member * of->n / w->n + i) % of->n; }
 
 static void share_out(worker *w, const parts *of, size_t grain, phase_fn fn) {
