@@ -104,11 +104,18 @@ typedef void (*mm_panel_tile)(const uint8_t *panel, const void *a, uint32_t n_un
  * token c, or with zeros when from is NULL, and go to to + ldt * c: a call stores nothing twice. */
 typedef void (*mm_two_panels)(const uint8_t *panel, const void *a, const void *b, uint32_t n_units, const float *from,
                               float *to, size_t ldt);
+/* 16 rows, the two runs at w, and MM_WIDE_MIN to MM_WIDE tokens: up to 4 at a, the others at b.  next: the runs that are read
+ * after these; what is ahead is asked for there when these end.  from, to, ldt: as mm_two_panels. */
+enum { MM_WIDE_MIN = 4, MM_WIDE = 8 };
+typedef void (*mm_wide)(const uint8_t *const *w, const uint8_t *const *next, const void *a, const void *b,
+                        uint32_t n_units, const float *from, float *to, size_t ldt);
 
 typedef struct {
     mm_tile direct[5][5]; /* [nr][nc]: nr 4 with nc 1..2; nr 2 and 1 with nc 1..4 */
     mm_panel_tile panel[5];
     mm_two_panels two_panels; /* or NULL: one after the other */
+    mm_wide wide[MM_WIDE + 1]; /* [tokens], or NULLs: for sets with more registers */
+    uint32_t wide_below;       /* from MM_PANEL + 1 to so many tokens less one the wide tiles win (measured); 0: never */
     void (*unpack)(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *panel);
     uint32_t panel_units, panel_min; /* units per run of k at most; tokens from which the panel wins (measured) */
     ptrdiff_t ahead;                 /* bytes of prefetch in a stream; further is slower than none (measured) */

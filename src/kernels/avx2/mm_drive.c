@@ -4,6 +4,7 @@
 enum {
     M_BLOCK = 128,     /* tokens whose quantised activations stay in L2 while all rows pass by; measured */
     RUN_BYTES = 1200,  /* of a stream, before the next one's turn: 0.5 to 2 KB are within 3 % (measured) */
+    WIDE_BYTES = 4608, /* of a group: two of them and 8 tokens beside them are within L1 */
     AHEAD_FOUR = 1024, /* with 4 tokens a line is multiplied for long enough to fetch from further ahead; measured */
 };
 
@@ -80,6 +81,36 @@ static void direct(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_
     if (g0 < g1) walk(c, 1, 1, g0, 1, t0, t1);
 }
 
+/* Groups g and g + 1 without unpacking them first.  A run meets all tokens while it is in the caches, in panels of 4 two at
+ * once, or one first where the rest would be less than one. */
+static void pair_wide(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
+    uint32_t per_unit = c->n_blocks / c->n_units, nc;
+    size_t unit = c->group_bytes / c->n_units;
+    uint32_t n_runs = t1 - t0 <= MM_WIDE ? 1 : (uint32_t)((c->group_bytes + WIDE_BYTES / 2) / WIDE_BYTES);
+    uint32_t run = n_runs > 1 ? (c->n_units + n_runs - 1) / n_runs : c->n_units;
+    bool whole = c->r1 - g * MM_ROWS >= 2 * MM_ROWS;
+    for (uint32_t u = 0; u < c->n_units; u += run) {
+        uint32_t n = c->n_units - u < run ? c->n_units - u : run;
+        bool last = u + n == c->n_units, out = last && whole;
+        const uint8_t *w[2], *next[2];
+        w[0] = group_at(c, g) + u * unit, w[1] = w[0] + c->group_bytes;
+        next[0] = last ? group_at(c, g + 2) : w[0] + n * unit, next[1] = next[0] + c->group_bytes;
+        for (uint32_t t = t0; t < t1; t += nc) {
+            uint32_t left = t1 - t, second;
+            __m256 *sums = c->s->sums + (t - t0) * 2;
+            size_t at = (size_t)u * per_unit;
+            nc = left > MM_WIDE && left < MM_WIDE + MM_WIDE_MIN ? MM_PANEL : left < MM_WIDE ? left : MM_WIDE;
+            second = nc - MM_PANEL;
+            c->t->wide[nc](w, t + nc < t1 ? w : next, c->act + ((size_t)t * c->n_blocks + at * MM_PANEL) * c->record,
+                           c->act + ((size_t)(t + MM_PANEL) * c->n_blocks + at * second) * c->record, n,
+                           u ? (const float *)sums : NULL, out ? c->y + t * c->ldy + (size_t)g * MM_ROWS : (float *)sums,
+                           out ? c->ldy : 2 * MM_ROWS);
+            if (last && !out)
+                for (uint32_t j = 0; j < 2 * nc; j++) store(c, g + j % 2, t + j / 2, sums + j);
+        }
+    }
+}
+
 /* Lines [i, i + 1) / n of the next `bytes` at w: while one run is multiplied, the next one comes from memory. */
 static inline void prefetch_part(const uint8_t *w, size_t bytes, uint32_t i, uint32_t n) {
     for (size_t o = bytes * i / n & ~(size_t)63; o < bytes * (i + 1) / n; o += 64)
@@ -136,7 +167,9 @@ static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
 }
 
 static void block(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_t t1) {
-    if (c->t->unpack && t1 - t0 >= c->t->panel_min)
+    if (t1 - t0 > MM_PANEL && t1 - t0 < c->t->wide_below)
+        for (; g0 + 2 <= g1; g0 += 2) pair_wide(c, g0, t0, t1);
+    else if (c->t->unpack && t1 - t0 >= c->t->panel_min)
         for (; g0 + 2 <= g1; g0 += 2) pair_by_panel(c, g0, t0, t1);
     direct(c, g0, g1, t0, t1);
 }

@@ -115,6 +115,11 @@ TILE_INLINE pair_f pair_fnma(pair_f a, pair_f b, pair_f c) {
 #else
 #define HOLD(v) KEEP(v)
 #endif
+#ifdef TILE_PLAIN /* a pair may be a struct there */
+#define HOLD_PAIR(v) ((void)0)
+#else
+#define HOLD_PAIR(v) HOLD(v)
+#endif
 
 /* A name of this set: SET(q4_0) is mm_avx512_q4_0 or mm_avxvnni_q4_0. */
 #if LANES_WIDE
@@ -124,6 +129,70 @@ TILE_INLINE pair_f pair_fnma(pair_f a, pair_f b, pair_f c) {
 #endif
 
 #if LANES_WIDE
+/* 16 rows out of two groups of packed weights: 32, or 16, bytes of each. */
+TILE_INLINE pair join(const uint8_t *p0, const uint8_t *p1) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load256(p0)), load256(p1), 1);
+}
+TILE_INLINE __m256i join16(const uint8_t *p0, const uint8_t *p1) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(load128(p0)), load128(p1), 1);
+}
+TILE_INLINE pair_f join_half(const uint8_t *p0, const uint8_t *p1) { return _mm512_cvtph_ps(join16(p0, p1)); }
+
+/* As nibble_vec and five_vec, out of the vectors of 32 columns. */
+TILE_INLINE pair pick_nibble(const pair *v, const int q) {
+    return _mm512_and_si512(q < 4 ? v[q] : _mm512_srli_epi16(v[q & 3], 4), _mm512_set1_epi8(15));
+}
+TILE_INLINE pair pick_five(const pair *v, const int q) {
+    const pair low = _mm512_set1_epi8(31), top = _mm512_set1_epi8((char)0xC0), bit5 = _mm512_set1_epi8(32);
+    pair x;
+    if (q < 5) return _mm512_and_si512(v[q], low);
+    x = _mm512_srli_epi16(_mm512_andnot_si512(low, v[q == 7 ? 4 : 2 * (q - 5)]), 5);
+    if (q < 7) return _mm512_or_si512(x, _mm512_srli_epi16(_mm512_and_si512(v[2 * (q - 5) + 1], top), 3));
+    x = _mm512_or_si512(x, _mm512_srli_epi16(_mm512_and_si512(v[1], bit5), 2));
+    return _mm512_or_si512(x, _mm512_srli_epi16(_mm512_and_si512(v[3], bit5), 1));
+}
+
+/* The lines of two runs of units are asked for FAR_BYTES ahead into L2 and a unit ahead into L1.  Ahead is along the order
+ * of reading: it goes on in the next runs where these end.  So 8 tokens multiply from memory as fast as from L2; asked for
+ * behind the end instead, what comes next was missing each time (measured, docs/performance.md). */
+enum { FAR_BYTES = 2304 };
+typedef struct {
+    const uint8_t *far[2], *near[2];
+    const uint8_t *const *next;
+    uint32_t far_left, near_left; /* units until the next runs begin */
+} ahead_of;
+
+TILE_INLINE void ahead_begin(ahead_of *h, const uint8_t *const *w, const uint8_t *const *next, uint32_t n_units,
+                             const int unit) {
+    const uint32_t most = (uint32_t)((FAR_BYTES + unit - 1) / unit), n = most < n_units ? most : n_units;
+    h->next = next;
+    h->far_left = n_units - n;
+    h->near_left = n_units - 1;
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        h->far[r] = w[r] + n * (uint32_t)unit;
+        h->near[r] = w[r] + unit;
+    }
+}
+/* Before each unit. */
+TILE_INLINE void ahead_unit(ahead_of *h) {
+    if (h->far_left-- == 0) h->far[0] = h->next[0], h->far[1] = h->next[1];
+    if (h->near_left-- == 0) h->near[0] = h->next[0], h->near[1] = h->next[1];
+}
+/* Step i of n of the next `bytes`. */
+TILE_INLINE void ahead_turn(const ahead_of *h, const int bytes, const int i, const int n) {
+    const int lines = 2 * ((bytes + 63) / 64);
+    UNROLL
+    for (int k = lines * i / n; k < lines * (i + 1) / n; k++) {
+        _mm_prefetch((const char *)h->far[k & 1] + 64 * (k >> 1), _MM_HINT_T1);
+        _mm_prefetch((const char *)h->near[k & 1] + 64 * (k >> 1), _MM_HINT_T0);
+    }
+}
+TILE_INLINE void ahead_pass(ahead_of *h, const int bytes) {
+    UNROLL
+    for (int r = 0; r < 2; r++) h->far[r] += bytes, h->near[r] += bytes;
+}
+
 mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
 #endif
 
@@ -139,7 +208,24 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
         (void)tmp;                                                                                                     \
         panel_tile(ty, nc, p, a, a, n_units, (const float *)sums, (float *)sums, 2 * MM_ROWS);                         \
     }
-#define TYPE(name, ty, units, at_least, near)                                                                          \
+#if LANES_WIDE
+#define WIDE(name, ty, nc)                                                                                             \
+    static void name##_w##nc(const uint8_t *const *w, const uint8_t *const *next, const void *a, const void *b,        \
+                             uint32_t n_units, const float *from, float *to, size_t ldt) {                             \
+        wide_tile(ty, nc, w, next, a, b, n_units, from, to, ldt);                                                      \
+    }
+#define WIDES(name, ty) WIDE(name, ty, 4) WIDE(name, ty, 5) WIDE(name, ty, 6) WIDE(name, ty, 7) WIDE(name, ty, 8)
+#define WIDE_TABLE(name)                                                                                               \
+    { [4] = name##_w4, [5] = name##_w5, [6] = name##_w6, [7] = name##_w7, [8] = name##_w8 }
+#define WIDE_BELOW(n) (n)
+#else
+#define WIDES(name, ty)
+#define WIDE_TABLE(name) {NULL}
+#define WIDE_BELOW(n)    0
+#endif
+enum { ALWAYS = 1 << 30 };
+#define TYPE(name, ty, units, at_least, below, near)                                                                     \
+    WIDES(name, ty)                                                                                                    \
     PANEL(name, ty, 1)                                                                                                 \
     PANEL(name, ty, 2)                                                                                                 \
     PANEL(name, ty, 3)                                                                                                 \
@@ -154,6 +240,8 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
     const mm_tiles SET(name) = {.direct = MM_DIRECT(name),                                                             \
                                 .panel = MM_PANELS(name),                                                              \
                                 .two_panels = LANES_WIDE ? name##_two : NULL,                                          \
+                                .wide = WIDE_TABLE(name),                                                              \
+                                .wide_below = WIDE_BELOW(below),                                                       \
                                 .unpack = name##_unpack,                                                               \
                                 .panel_units = units,                                                                  \
                                 .panel_min = at_least,                                                                 \

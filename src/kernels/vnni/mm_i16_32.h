@@ -4,6 +4,12 @@
  * vpdpwssd.  For few tokens of IQ4 the words are split instead, and vpdpbusd multiplies bytes (tile_bytes). */
 #include "kernels/vnni/lanes.h"
 
+/* No wide tiles here. */
+#undef WIDES
+#undef WIDE_TABLE
+#define WIDES(name, ty)
+#define WIDE_TABLE(name) {NULL}
+
 #define HEAD(ty)     ((ty) == TENSOR_IQ4_XS ? 80 : 32)
 #define BLOCK(ty)    ((ty) == TENSOR_Q8_0 ? 256 : 128)
 #define N_BLOCKS(ty) ((ty) == TENSOR_IQ4_XS ? 8 : 2)
@@ -279,6 +285,6 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) iq4_xs_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q8_0, TENSOR_Q8_0, 5, 32, 256)
-TYPE(iq4_nl, TENSOR_IQ4_NL, 5, 20, 256)
-TYPE(iq4_xs, TENSOR_IQ4_XS, 1, 16, 256)
+TYPE(q8_0, TENSOR_Q8_0, 5, 32, 0, 256)
+TYPE(iq4_nl, TENSOR_IQ4_NL, 5, 20, 0, 256)
+TYPE(iq4_xs, TENSOR_IQ4_XS, 1, 16, 0, 256)

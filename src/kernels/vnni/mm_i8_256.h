@@ -241,7 +241,8 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
                 FENCE();
                 v = pair_load(p + 64 * (64 + n + j));
                 UNROLL
-                for (int c = 0; c < nc; c++) mins[c] = pair_dp16(mins[c], v, pair_bcast(sum_pair(ty, c < 4 ? a + c : a2 + c - 4, j)));
+                for (int c = 0; c < nc; c++)
+                    mins[c] = pair_dp16(mins[c], v, pair_bcast(sum_pair(ty, c < 4 ? a + c : a2 + c - 4, j)));
             }
         }
         d = pair_load_f(tail);
@@ -261,6 +262,136 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
         if (in_regs) pair_store_f(to + ldt * c, f[c]);
     }
 }
+
+#if LANES_WIDE
+/* ---- 16 rows without unpacking them first ---- */
+
+/* Columns 4q..4q+3 of the 32 whose vectors are v. */
+TILE_INLINE pair pick(const tensor_type ty, const pair *v, const int q) {
+    const pair top = _mm512_set1_epi8((char)0xC0);
+    pair x;
+    if (ty == TENSOR_Q4_K) return pick_nibble(v, q);
+    if (ty == TENSOR_Q5_K) return pick_five(v, q);
+    if (ty == TENSOR_Q2_K)
+        return _mm512_and_si512(q & 3 ? _mm512_srli_epi16(v[q >> 2], 2 * (q & 3)) : v[q >> 2], _mm512_set1_epi8(3));
+    if (ty == TENSOR_Q3_K) {
+        if (q < 6) return _mm512_and_si512(q & 1 ? _mm512_srli_epi16(v[q >> 1], 3) : v[q >> 1], _mm512_set1_epi8(7));
+        x = _mm512_and_si512(_mm512_srli_epi16(v[q == 6 ? 0 : 2], 6), _mm512_set1_epi8(3));
+        return _mm512_or_si512(x, _mm512_and_si512(_mm512_srli_epi16(v[1], q - 2), _mm512_set1_epi8(4)));
+    }
+    v += (q >> 2) * 3; /* Q6_K: a half */
+    if ((q & 3) < 3) return _mm512_and_si512(v[q & 3], _mm512_set1_epi8(63));
+    x = _mm512_srli_epi16(_mm512_and_si512(v[0], top), 2);
+    x = _mm512_srli_epi16(_mm512_or_si512(x, _mm512_and_si512(v[1], top)), 2);
+    return _mm512_srli_epi16(_mm512_or_si512(x, _mm512_and_si512(v[2], top)), 2);
+}
+/* The vector to load before pick(q), which come in the order of tile; -1: none. */
+TILE_INLINE int vec_for(const tensor_type ty, const int q) {
+    return ty == TENSOR_Q2_K   ? (q & 3 ? -1 : q >> 2)
+           : ty == TENSOR_Q3_K ? (q < 6 && !(q & 1) ? q >> 1 : -1)
+           : ty == TENSOR_Q4_K ? (q < 4 ? q : -1)
+           : ty == TENSOR_Q5_K ? (q < 5 ? q : -1)
+                               : ((q & 3) < 3 ? 3 * (q >> 2) + (q & 3) : -1);
+}
+
+/* As scale_pair, scale_of and min_pair, of 16 rows. */
+TILE_INLINE pair wide_scales(const tensor_type ty, const uint8_t *p0, const uint8_t *p1, int j) {
+    __m256i s = join16(p0 + SCALES_AT(ty) + 16 * j, p1 + SCALES_AT(ty) + 16 * j);
+    if (ty == TENSOR_Q2_K) s = _mm256_and_si256(s, _mm256_set1_epi8(15));
+    return ty == TENSOR_Q3_K || ty == TENSOR_Q6_K ? _mm512_cvtepi8_epi16(s) : _mm512_cvtepu8_epi16(s);
+}
+TILE_INLINE pair wide_scale(const tensor_type ty, pair scales, const int odd) {
+    const pair zero = pair_zero();
+    if (ty != TENSOR_Q6_K) return odd ? _mm512_unpackhi_epi16(scales, zero) : _mm512_unpacklo_epi16(scales, zero);
+    return pair_shr(odd ? _mm512_unpackhi_epi16(zero, scales) : _mm512_unpacklo_epi16(zero, scales), 16);
+}
+TILE_INLINE pair wide_mins(const tensor_type ty, const uint8_t *p0, const uint8_t *p1, int j) {
+    pair v;
+    if (SCALES_32(ty)) return _mm512_cvtepu8_epi16(join16(p0 + 96 + 16 * j, p1 + 96 + 16 * j));
+    v = _mm512_cvtepu8_epi16(_mm256_and_si256(_mm256_srli_epi16(join16(p0 + 32 + 16 * j, p1 + 32 + 16 * j), 4),
+                                              _mm256_set1_epi8(15)));
+    return _mm512_unpacklo_epi16(v, _mm512_bsrli_epi128(v, 8));
+}
+
+/* nc tokens, MM_WIDE_MIN to MM_WIDE: as mm_wide. */
+TILE_INLINE void wide_tile(const tensor_type ty, const int nc, const uint8_t *const *w, const uint8_t *const *next,
+                           const void *act, const void *act2, uint32_t n_units, const float *from, float *to, size_t ldt) {
+    const int n = N_SCALES(ty), step = SCALES_32(ty) ? 8 : 4, part = UNIT(ty) / 4;
+    const act_i8_256 *a = act, *a2 = act2;
+    const uint8_t *p0 = w[0], *p1 = w[1];
+    ahead_of h;
+    pair_f f[8];
+    ahead_begin(&h, w, next, n_units, UNIT(ty));
+    UNROLL
+    for (int c = 0; c < nc; c++) f[c] = from ? pair_load_f(from + 2 * MM_ROWS * c) : pair_zero_f();
+    for (uint32_t u = 0; u < n_units; u++, a += 4, a2 += nc - 4, p0 += UNIT(ty), p1 += UNIT(ty)) {
+        pair sum[8], mins[8];
+        pair_f d, dmin;
+        ahead_unit(&h);
+        UNROLL
+        for (int c = 0; c < nc; c++) sum[c] = pair_zero();
+        for (int s = 0; s < 8; s += 2) { /* two times 32 columns: one pair of scales, or two */
+            UNROLL
+            for (int sub = 0; sub < 2; sub++) {
+                const int at = COLUMNS_AT(ty) + SUB(ty) * (s + sub);
+                pair v[8];
+                UNROLL
+                for (int e = 0; e < 8 / step; e++) {
+                    const int odd = SCALES_32(ty) ? sub : e;
+                    pair acc[8], sc;
+                    FENCE();
+                    UNROLL
+                    for (int c = 0; c < nc; c++) acc[c] = start_pair(ty, c < 4 ? a + c : a2 + c - 4, 2 * (s + sub) + e);
+                    UNROLL
+                    for (int i = 0; i < step; i++) {
+                        const int q = ty == TENSOR_Q4_K ? i >> 1 | (i & 1) << 2 : step * e + i, l = vec_for(ty, q);
+                        pair x;
+                        FENCE();
+                        if (l >= 0) v[l] = join(p0 + at + 32 * l, p1 + at + 32 * l);
+                        ahead_turn(&h, part, 8 * sub + step * e + i, 16);
+                        x = pick(ty, v, q);
+                        UNROLL
+                        for (int c = 0; c < nc; c++) {
+                            const int8_t *y = (c < 4 ? a + c : a2 + c - 4)->q + 32 * (s + sub) + 4 * q;
+                            acc[c] = pair_dp8(acc[c], x, pair_bcast(y));
+                        }
+                    }
+                    sc = wide_scale(ty, wide_scales(ty, p0, p1, SCALES_32(ty) ? s / 2 : s + sub), odd);
+                    UNROLL
+                    for (int c = 0; c < nc; c++) {
+                        sum[c] = IN_WORDS(ty) ? pair_dp16(sum[c], acc[c], sc) : pair_add(sum[c], pair_mul(acc[c], sc));
+                        HOLD_PAIR(sum[c]);
+                    }
+                }
+            }
+            ahead_pass(&h, part);
+        }
+        UNROLL
+        for (int c = 0; c < nc; c++) mins[c] = pair_zero();
+        if (HAS_MIN(ty)) {
+            UNROLL
+            for (int j = 0; j < n / 2; j++) {
+                pair v;
+                FENCE();
+                v = wide_mins(ty, p0, p1, j);
+                UNROLL
+                for (int c = 0; c < nc; c++)
+                    mins[c] = pair_dp16(mins[c], v, pair_bcast(sum_pair(ty, c < 4 ? a + c : a2 + c - 4, j)));
+            }
+        }
+        d = join_half(p0, p1);
+        dmin = HAS_MIN(ty) ? join_half(p0 + 16, p1 + 16) : d;
+        UNROLL
+        for (int c = 0; c < nc; c++) {
+            pair_f x = pair_set_f((c < 4 ? a + c : a2 + c - 4)->scale);
+            f[c] = pair_fma(pair_float(sum[c]), pair_mul_f(d, x), f[c]);
+            if (HAS_MIN(ty)) f[c] = pair_fnma(pair_float(mins[c]), pair_mul_f(dmin, x), f[c]);
+        }
+    }
+    UNROLL
+    for (int c = 0; c < nc; c++) pair_store_f(to + ldt * c, f[c]);
+}
+#endif
 
 #define TY         TENSOR_Q2_K
 #define FN(nr, nc) q2_k_##nr##x##nc
@@ -286,8 +417,8 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) q6_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q2_k, TENSOR_Q2_K, 2, 20, 192)
-TYPE(q3_k, TENSOR_Q3_K, 2, 20, 192)
-TYPE(q4_k, TENSOR_Q4_K, 2, 24, 192)
-TYPE(q5_k, TENSOR_Q5_K, 2, 24, 192)
-TYPE(q6_k, TENSOR_Q6_K, 2, 24, 192)
+TYPE(q2_k, TENSOR_Q2_K, 2, 20, ALWAYS, 192)
+TYPE(q3_k, TENSOR_Q3_K, 2, 20, ALWAYS, 192)
+TYPE(q4_k, TENSOR_Q4_K, 2, 24, ALWAYS, 192)
+TYPE(q5_k, TENSOR_Q5_K, 2, 24, ALWAYS, 192)
+TYPE(q6_k, TENSOR_Q6_K, 2, 24, 56, 192)

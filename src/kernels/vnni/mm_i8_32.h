@@ -176,6 +176,69 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
     }
 }
 
+#if LANES_WIDE
+/* ---- 16 rows without unpacking them first ---- */
+
+/* Columns 4q..4q+3 of the block whose vectors are v. */
+TILE_INLINE pair pick(const tensor_type ty, const pair *v, const int q) {
+    return IN_BYTES(ty) ? v[q] : HAS_BIT5(ty) ? pick_five(v, q) : pick_nibble(v, q);
+}
+
+/* nc tokens, MM_WIDE_MIN to MM_WIDE: as mm_wide. */
+TILE_INLINE void wide_tile(const tensor_type ty, const int nc, const uint8_t *const *w, const uint8_t *const *next,
+                           const void *act, const void *act2, uint32_t n_units, const float *from, float *to, size_t ldt) {
+    const int head = HEAD(ty), size = BLOCK(ty), unit = head + 2 * size, n_vecs = size / 32;
+    const act_i8_32 *a = act, *a2 = act2;
+    const uint8_t *p0 = w[0], *p1 = w[1];
+    ahead_of h;
+    pair_f f[8];
+    ahead_begin(&h, w, next, n_units, unit);
+    UNROLL
+    for (int c = 0; c < nc; c++) f[c] = from ? pair_load_f(from + 2 * MM_ROWS * c) : pair_zero_f();
+    for (uint32_t u = 0; u < n_units; u++, p0 += unit, p1 += unit) {
+        ahead_unit(&h);
+        UNROLL
+        for (int b = 0; b < 2; b++, a += 4, a2 += nc - 4) {
+            pair acc[8], v[8];
+            pair_f d, m;
+            UNROLL
+            for (int c = 0; c < nc; c++) acc[c] = start_pair(ty, c < 4 ? a + c : a2 + c - 4);
+            UNROLL
+            for (int i = 0; i < 8; i++) {
+                const int q = HAS_BIT5(ty) || IN_BYTES(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                pair x;
+                FENCE();
+                if (q < n_vecs) v[q] = join(p0 + head + size * b + 32 * q, p1 + head + size * b + 32 * q);
+                ahead_turn(&h, unit, 8 * b + i, 16);
+                x = pick(ty, v, q);
+                UNROLL
+                for (int c = 0; c < nc; c++)
+                    acc[c] = pair_dp8(acc[c], x, pair_bcast((c < 4 ? a + c : a2 + c - 4)->q + 4 * q));
+            }
+            UNROLL
+            for (int c = 0; c < nc; c++) {
+                const act_i8_32 *x = c < 4 ? a + c : a2 + c - 4;
+                size_t at = (size_t)(head + size * b);
+                if (!IN_BYTES(ty) || !mm_has_top(x)) continue;
+                at += x->at;
+                acc[c] = pair_add(acc[c], pair_shl(pair_dp8(pair_zero(), join(p0 + at, p1 + at), pair_bcast(x->top)), 7));
+            }
+            d = join_half(p0 + 16 * b, p1 + 16 * b);
+            m = HAS_MIN(ty) ? join_half(p0 + 32 + 16 * b, p1 + 32 + 16 * b) : d;
+            UNROLL
+            for (int c = 0; c < nc; c++) {
+                const act_i8_32 *x = c < 4 ? a + c : a2 + c - 4;
+                f[c] = pair_fma(pair_float(acc[c]), pair_mul_f(d, pair_set_f(x->scale)), f[c]);
+                if (HAS_MIN(ty)) f[c] = pair_fma(m, pair_set_f(x->ssum), f[c]);
+            }
+        }
+        ahead_pass(&h, unit);
+    }
+    UNROLL
+    for (int c = 0; c < nc; c++) pair_store_f(to + ldt * c, f[c]);
+}
+#endif
+
 #define TY         TENSOR_Q4_0
 #define FN(nr, nc) q4_0_##nr##x##nc
 MM_SHAPES(DIRECT)
@@ -200,8 +263,8 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) q8_0_i8_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q4_0, TENSOR_Q4_0, 10, 28, 256)
-TYPE(q4_1, TENSOR_Q4_1, 10, 24, 256)
-TYPE(q5_0, TENSOR_Q5_0, 10, 24, 256)
-TYPE(q5_1, TENSOR_Q5_1, 10, 28, 256)
-TYPE(q8_0_i8, TENSOR_Q8_0_I8, 10, 36, 256)
+TYPE(q4_0, TENSOR_Q4_0, 10, 28, ALWAYS, 256)
+TYPE(q4_1, TENSOR_Q4_1, 10, 24, ALWAYS, 256)
+TYPE(q5_0, TENSOR_Q5_0, 10, 24, ALWAYS, 256)
+TYPE(q5_1, TENSOR_Q5_1, 10, 28, ALWAYS, 256)
+TYPE(q8_0_i8, TENSOR_Q8_0_I8, 10, 36, 36, 256)
