@@ -39,13 +39,11 @@ typedef struct {
     int repeats;
 } config;
 
-static const char *name_of(tensor_type t) {
-    return t == TENSOR_Q8_0_I8 ? "Q8_0_I8" : tensor_type_get((uint32_t)t)->name;
-}
+static const char *name_of(tensor_type t) { return tensor_type_get((uint32_t)t)->name; }
 
 /* rows: of one call (one layer's matrix); the buffer holds many such matrices one after the other. */
 static void run(const config *cfg, tensor_type type, uint32_t rows, uint32_t cols, const uint32_t *ms, int n_ms) {
-    const tensor_type_info *info = tensor_type_get((uint32_t)mm_file_type(type));
+    const tensor_type_info *info = tensor_type_get((uint32_t)type);
     size_t row_bytes = (size_t)(cols / info->block_elems) * info->block_bytes;
     size_t call_bytes = mm_group_bytes(type, cols) * (rows / 8);
     uint32_t copies = (uint32_t)(cfg->buffer / call_bytes) + 1;
@@ -113,10 +111,10 @@ int main(int argc, char **argv) {
         uint32_t rows, cols;
     } cases[] = {{TENSOR_Q4_0, 2048, 2048},   {TENSOR_Q4_1, 2048, 2048},   {TENSOR_Q4_1, 1536, 576},
                  {TENSOR_Q5_0, 2048, 640},    {TENSOR_Q5_1, 2048, 2048},   {TENSOR_Q8_0, 2048, 2048},
-                 {TENSOR_Q8_0, 49152, 576},   {TENSOR_Q8_0_I8, 49152, 576}, {TENSOR_Q4_K, 2048, 2048},
-                 {TENSOR_Q5_K, 2048, 2048},   {TENSOR_Q6_K, 2048, 2048},   {TENSOR_Q2_K, 2048, 2048},
-                 {TENSOR_Q3_K, 2048, 2048},   {TENSOR_IQ4_NL, 2048, 2048}, {TENSOR_IQ4_XS, 2048, 2048},
-                 {TENSOR_F16, 2048, 1024},    {TENSOR_BF16, 2048, 1024},   {TENSOR_F32, 2048, 1024}};
+                 {TENSOR_Q8_0, 49152, 576},   {TENSOR_Q4_K, 2048, 2048},   {TENSOR_Q5_K, 2048, 2048},
+                 {TENSOR_Q6_K, 2048, 2048},   {TENSOR_Q2_K, 2048, 2048},   {TENSOR_Q3_K, 2048, 2048},
+                 {TENSOR_IQ4_NL, 2048, 2048}, {TENSOR_IQ4_XS, 2048, 2048}, {TENSOR_F16, 2048, 1024},
+                 {TENSOR_BF16, 2048, 1024},   {TENSOR_F32, 2048, 1024}};
     uint32_t ms[] = {1, 2, 3, 4, 8, 16, 32, 128}, cols = 0;
     const char *type = NULL, *path = NULL;
     int n_ms = sizeof ms / sizeof *ms;

@@ -18,7 +18,7 @@
 static const tensor_type all_types[] = {TENSOR_F32,    TENSOR_F16,    TENSOR_BF16,   TENSOR_Q4_0,
                                         TENSOR_Q4_1,   TENSOR_Q5_0,   TENSOR_Q5_1,   TENSOR_Q8_0,
                                         TENSOR_Q2_K,   TENSOR_Q3_K,   TENSOR_Q4_K,   TENSOR_Q5_K,
-                                        TENSOR_Q6_K,   TENSOR_IQ4_NL, TENSOR_IQ4_XS, TENSOR_Q8_0_I8};
+                                        TENSOR_Q6_K,   TENSOR_IQ4_NL, TENSOR_IQ4_XS};
 enum { N_TYPES = sizeof all_types / sizeof *all_types };
 
 static uint64_t rng = 88172645463325252u;
@@ -28,13 +28,12 @@ static uint32_t rnd(void) { /* xorshift64*, high half */
 }
 static float rndf(void) { return (float)(int32_t)rnd() * 0x1p-31f; }
 
-/* Blocks in the file: Q8_0_I8 is packed from those of Q8_0. */
-static const tensor_type_info *info_of(tensor_type t) { return tensor_type_get(t == TENSOR_Q8_0_I8 ? TENSOR_Q8_0 : (uint32_t)t); }
-static const char *name_of(tensor_type t) { return t == TENSOR_Q8_0_I8 ? "Q8_0_I8" : info_of(t)->name; }
+static const tensor_type_info *info_of(tensor_type t) { return tensor_type_get((uint32_t)t); }
+static const char *name_of(tensor_type t) { return info_of(t)->name; }
 static uint32_t block_of(tensor_type t) { return info_of(t)->block_elems; }
 static size_t row_bytes(tensor_type t, uint32_t n) { return (size_t)(n / block_of(t)) * info_of(t)->block_bytes; }
 static void dequant(tensor_type t, const uint8_t *row, float *w, uint32_t n) {
-    assert_true(tensor_dequant_row(t == TENSOR_Q8_0_I8 ? TENSOR_Q8_0 : t, row, w, n));
+    assert_true(tensor_dequant_row(t, row, w, n));
 }
 static bool is_float(tensor_type t) { return block_of(t) == 1; }
 
@@ -345,7 +344,7 @@ static void a_column_may_stand_out(void **state) {
         for (uint32_t at = 0; k && at < 64; at++) {
             float w[64];
             problem p;
-            problem_new(&p, k, TENSOR_Q8_0_I8, N, 64, M, fills[at % 4]);
+            problem_new(&p, k, TENSOR_Q8_0, N, 64, M, fills[at % 4]);
             for (uint32_t t = 0; t < M; t++) {
                 for (uint32_t c = 0; c < 64; c++) p.x[64 * t + c] = at % 3 ? rndf() : rnd() % 2 ? 1 : -1;
                 p.x[64 * t + (at + 7) % 32 + at / 32 * 32] = 1; /* the second */
@@ -360,7 +359,7 @@ static void a_column_may_stand_out(void **state) {
                 assert_true(fabs(scale - step) <= 1e-6 * step);
             }
             for (uint32_t r = 0; r < N; r++) {
-                dequant(TENSOR_Q8_0_I8, p.raw + r * row_bytes(TENSOR_Q8_0_I8, 64), w, 64);
+                dequant(TENSOR_Q8_0, p.raw + r * row_bytes(TENSOR_Q8_0, 64), w, 64);
                 for (uint32_t t = 0; t < M; t++) {
                     double want = 0, slack = 0, size = 0, top = fabs((double)ratios[t]);
                     for (uint32_t c = 0; c < 64; c++) {
@@ -439,12 +438,7 @@ static void sizes(void **state) {
     assert_int_equal(mm_packed_bytes(k, TENSOR_I32, 8, 32), 0);
     assert_int_equal(mm_packed_bytes(k, TENSOR_Q4_0, 16, 576), 2 * 9 * 288);
     assert_int_equal(mm_packed_bytes(k, TENSOR_Q8_0, 9, 96), 2 * 2 * 544);
-    assert_int_equal(mm_packed_bytes(k, TENSOR_Q8_0_I8, 9, 96), 2 * 2 * 544);
-    assert_int_equal(mm_act_kind(k, TENSOR_Q8_0), ACT_I16_32);
-    assert_int_equal(mm_act_kind(k, TENSOR_Q8_0_I8), ACT_I8_32_TOP);
-    assert_int_equal(mm_file_type(TENSOR_Q8_0_I8), TENSOR_Q8_0);
-    assert_int_equal(mm_file_type(TENSOR_Q6_K), TENSOR_Q6_K);
-    assert_null(tensor_type_get(TENSOR_Q8_0_I8)); /* no file can name it */
+    assert_int_equal(mm_act_kind(k, TENSOR_Q8_0), ACT_I8_32_TOP);
     assert_int_equal(mm_packed_bytes(k, TENSOR_F32, 1, 1), 256);
     assert_true(mm_packed_bytes(k, TENSOR_F32, UINT32_MAX, UINT32_MAX - 8) > UINT64_C(1) << 60);
     assert_int_equal(mm_act_bytes(k, ACT_I8_256, 512, 3) % 64, 0);

@@ -14,9 +14,9 @@
 #include <stdint.h>
 
 /* Raised whenever a stored logit would change (part of every identity). */
-#define HD_NUMERICS_VERSION 2
+#define HD_NUMERICS_VERSION 3
 /* Raised whenever packed weights of one layout would differ (part of the name of a packed file). */
-enum { HD_PACK_VERSION = 1 };
+enum { HD_PACK_VERSION = 2 };
 
 typedef struct kernels kernels;
 /* The set of that name, or for NULL the best this CPU has.  NULL if it has not got it. */
@@ -32,13 +32,8 @@ const char *kernels_name(const kernels *k);
  * same for every path here, so a packed file outlives a change of path.  All sizes are the caller's to have checked. */
 typedef enum { ACT_F32, ACT_I8_32, ACT_I8_256, ACT_I16_32, ACT_I8_32_TOP, ACT_KINDS } act_kind;
 
-/* A packed type that no file has: Q8_0 blocks that meet 8 bit activations (ACT_I8_32_TOP), where those of Q8_0 meet 16 bits. */
-#define TENSOR_Q8_0_I8 ((tensor_type)256)
-/* The type of the blocks that a matrix of this packed type is made from. */
-tensor_type mm_file_type(tensor_type packed);
-
 typedef struct {
-    tensor_type type; /* of the blocks, or TENSOR_Q8_0_I8 */
+    tensor_type type;
     uint32_t n_rows, n_cols;
     void *data; /* packed, 64-byte aligned, mm_packed_bytes long */
 } mm_weight;

@@ -9,8 +9,6 @@ bool mm_supported(tensor_type type) {
     return mm_unit(type, &cols, &bytes);
 }
 
-tensor_type mm_file_type(tensor_type packed) { return packed == TENSOR_Q8_0_I8 ? TENSOR_Q8_0 : packed; }
-
 act_kind mm_act_kind(const kernels *k, tensor_type type) {
     (void)k;
     switch ((int)type) {
@@ -18,8 +16,7 @@ act_kind mm_act_kind(const kernels *k, tensor_type type) {
     case TENSOR_Q4_1:
     case TENSOR_Q5_0:
     case TENSOR_Q5_1: return ACT_I8_32;
-    case TENSOR_Q8_0_I8: return ACT_I8_32_TOP;
-    case TENSOR_Q8_0:
+    case TENSOR_Q8_0: return ACT_I8_32_TOP;
     case TENSOR_IQ4_NL:
     case TENSOR_IQ4_XS: return ACT_I16_32;
     case TENSOR_Q2_K:

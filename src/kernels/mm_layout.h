@@ -9,8 +9,7 @@
  *   Q4_1            64   320   d f16[2][r], m f16[2][r]  2 x nibbles
  *   Q5_0            64   352   d f16[2][r]               2 x fives
  *   Q5_1            64   384   d f16[2][r], m f16[2][r]  2 x fives
- *   Q8_0            64   544   d f16[2][r]               2 x bytes
- *   Q8_0_I8         64   544   d f16[2][r]               2 x octets
+ *   Q8_0            64   544   d f16[2][r]               2 x octets
  *   IQ4_NL          64   288   d f16[2][r]               2 x pair nibbles
  *   Q4_K           256  1184   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x nibbles
  *   Q5_K           256  1440   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x fives
@@ -32,7 +31,6 @@
  *                   b=3: w3 | w7.4 << 5 | w6.34 << 6    b=4: w4 | w7.012 << 5
  *   sixes    192 B  two halves of 96 B for 16 k each, in a half  b=0..2: wb | w3.(2b, 2b+1) << 6
  * or, for types that multiply int16, one 256-bit vector of which is 8 rows x 2 k after widening:
- *   bytes    512 B  byte 16p+2r+i = q[r][2p+i]                                                (p in 0..15, i in 0..1)
  *   pair nibbles 128 B  as nibbles, but the bytes of a word are k = 0, 2, 1, 3: its even bytes widen to (0, 1)
  * Scales of a 256-unit, 16 B for each pair (2p, 2p+1): [r0-3 of 2p][r0-3 of 2p+1][r4-7 of 2p][r4-7 of 2p+1], where the
  * pair is two sub-blocks of 32 (Q4_K, Q5_K) or of 16 columns.  Mins of Q4_K and Q5_K: r0 (2p, 2p+1), r1 (2p, 2p+1)...
@@ -42,8 +40,8 @@
  * [k][token].
  *
  * Definition of a product, y from +0, blocks in rising k, every int sum exact in 32 bits, every fma rounded once:
- *   32-blocks, int8:   y = fma(f32(sum (q - off) a), d * s, y)   off: Q4_0 8, Q5_0 16, Q8_0_I8 128, Q4_1 and Q5_1 0
- *                      (Q8_0_I8: a of the column that stands out has 15 bits, act_i8_32)
+ *   32-blocks, int8:   y = fma(f32(sum (q - off) a), d * s, y)   off: Q4_0 8, Q5_0 16, Q8_0 128, Q4_1 and Q5_1 0
+ *                      (Q8_0: a of the column that stands out has 15 bits, act_i8_32)
  *                      Q4_1, Q5_1 then: y = fma(m, ssum, y)
  *   32-blocks, int16:  y = fma(f32(sum q a), d * s, y)           IQ4: q = table[nibble]; IQ4_XS: d = d * scale
  *   256-blocks, int8:  y = fma(f32(sum_j scale_j sum (q - off) a), d * s, y)      off: Q6_K 32, Q3_K 4, others 0
@@ -73,8 +71,7 @@ static inline bool mm_unit(tensor_type type, uint32_t *cols, uint32_t *bytes) {
     case TENSOR_Q4_1: return *cols = 64, *bytes = 320, true;
     case TENSOR_Q5_0: return *cols = 64, *bytes = 352, true;
     case TENSOR_Q5_1: return *cols = 64, *bytes = 384, true;
-    case TENSOR_Q8_0:
-    case TENSOR_Q8_0_I8: return *cols = 64, *bytes = 544, true;
+    case TENSOR_Q8_0: return *cols = 64, *bytes = 544, true;
     case TENSOR_Q2_K: return *cols = 256, *bytes = 672, true;
     case TENSOR_Q3_K: return *cols = 256, *bytes = 912, true;
     case TENSOR_Q4_K: return *cols = 256, *bytes = 1184, true;
@@ -102,8 +99,8 @@ static inline size_t mm_group_bytes(tensor_type type, uint32_t n_cols) {
  * that token NaN and no other. */
 #define MM_TINY 1e-30f
 
-/* One large value makes the step of its whole block coarse, and the states that a head reads have a few columns far above
- * the rest: in 8 bits they would be most of its error (docs/performance.md).  So ACT_I8_32_TOP keeps a block's largest
+/* One large value makes the step of its whole block coarse, and the states of a model have a few columns far above the rest,
+ * always the same ones: in 8 bits they would be most of the error (docs/performance.md).  So ACT_I8_32_TOP keeps a block's largest
  * value, the first if there are several, apart if it is more than twice the second: the second is 127 steps then, unless
  * the largest would be more than MM_TOP.  With Q the rounded largest, top is (Q + 64) >> 7 in one byte of a word, and q has
  * the rest, Q - 128 top. */
@@ -194,7 +191,7 @@ static inline uint32_t mm_ld32(const uint8_t *p) {
 static inline unsigned mm_scale_at(unsigned r, unsigned j) { return j / 2 * 16 + r / 4 * 8 + (j & 1) * 4 + (r & 3); }
 static inline unsigned mm_min_at(unsigned r, unsigned j) { return j / 2 * 16 + r * 2 + (j & 1); }
 
-/* ACT_I8_32_TOP for all sets: a head's activations are few. */
+/* ACT_I8_32_TOP as generic has it, for sets with nothing faster. */
 void mm_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 
 extern const mm_ops mm_generic;

@@ -105,14 +105,9 @@ static void pack_32(tensor_type type, uint8_t *unit, unsigned r, const uint8_t *
             copy_pair_nibbles(unit + 32 + 128 * b, r, src + 2);
             src += 18;
             break;
-        case TENSOR_Q8_0_I8:
-            memcpy(unit + 16 * b + 2 * r, src, 2);
-            put_octets(unit + 32 + 256 * b, r, src + 2);
-            src += 34;
-            break;
         default: /* Q8_0 */
             memcpy(unit + 16 * b + 2 * r, src, 2);
-            for (unsigned p = 0; p < 16; p++) memcpy(unit + 32 + 256 * b + 16 * p + 2 * r, src + 2 + 2 * p, 2);
+            put_octets(unit + 32 + 256 * b, r, src + 2);
             src += 34;
             break;
         }
@@ -233,7 +228,7 @@ static void pack_f(uint8_t *group, unsigned r, const uint8_t *src, uint32_t n_co
 static void pack_row(tensor_type type, uint8_t *group, unsigned r, const uint8_t *src, uint32_t n_cols) {
     uint32_t cols, bytes, block, n_units = mm_units(type, n_cols);
     mm_unit(type, &cols, &bytes);
-    block = tensor_type_get((uint32_t)mm_file_type(type))->block_bytes;
+    block = tensor_type_get((uint32_t)type)->block_bytes;
     switch ((int)type) {
     case TENSOR_F32: pack_f(group, r, src, n_cols, 4); return;
     case TENSOR_F16:
@@ -254,7 +249,7 @@ static void pack_row(tensor_type type, uint8_t *group, unsigned r, const uint8_t
 }
 
 void mm_pack(const kernels *k, mm_weight *w, const void *src, uint32_t r0, uint32_t r1) {
-    const tensor_type_info *info = tensor_type_get((uint32_t)mm_file_type(w->type));
+    const tensor_type_info *info = tensor_type_get((uint32_t)w->type);
     size_t group_bytes = mm_group_bytes(w->type, w->n_cols);
     size_t row_bytes = (size_t)(w->n_cols / info->block_elems) * info->block_bytes;
     uint32_t cols, bytes;

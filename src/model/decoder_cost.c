@@ -5,7 +5,7 @@
 #include <string.h>
 
 static void add_matrix(const kernels *k, model_cost *c, const mm_weight *w) {
-    const tensor_type_info *t = tensor_type_get((uint32_t)mm_file_type(w->type));
+    const tensor_type_info *t = tensor_type_get((uint32_t)w->type);
     if (!w->n_rows) return;
     c->bytes += (uint64_t)w->n_rows * (w->n_cols / t->block_elems) * t->block_bytes;
     c->products[mm_act_kind(k, w->type)] += (uint64_t)w->n_rows * w->n_cols;

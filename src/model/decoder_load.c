@@ -76,22 +76,6 @@ static void add_to_plan(loader *l, const char *name, const mm_weight *w, uint64_
     XXH3_128bits_update(l->plan, where, sizeof where);
 }
 
-/* The head of a 4-bit file is often Q8_0, by far the largest matrix of a small model.  Where the layers meet activations of 8
- * bits anyway, 16 bits for the head are twice its work and hardly an answer better (docs/performance.md).  Where most of
- * the layers meet more (Q8_0, F16 and so on), it does too.  The layers' types are known by now. */
-static tensor_type head_type(const decoder *d, tensor_type t) {
-    uint64_t n[ACT_KINDS] = {0}, in_bytes;
-    if (t != TENSOR_Q8_0) return t;
-    for (uint32_t i = 0; i < d->cfg.n_layers; i++) {
-        const decoder_layer *y = &d->layers[i];
-        const mm_weight *ws[] = {&y->q, &y->k, &y->v, &y->o, &y->gate, &y->up, &y->down};
-        for (size_t j = 0; j < sizeof ws / sizeof *ws; j++)
-            n[mm_act_kind(d->base.k, ws[j]->type)] += (uint64_t)ws[j]->n_rows * ws[j]->n_cols;
-    }
-    in_bytes = n[ACT_I8_32] + n[ACT_I8_256]; /* the other kind of 8 bits is the head's own */
-    return in_bytes > n[ACT_F32] + n[ACT_I16_32] ? TENSOR_Q8_0_I8 : t;
-}
-
 /* First pass: check and count.  Second pass: pack. */
 static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols, uint32_t rows) {
     decoder *d = l->d;
@@ -103,7 +87,7 @@ static hd_status matrix(loader *l, mm_weight *w, const char *name, uint32_t cols
         return wrong_shape(l, t, name, cols, rows);
     if (!mm_supported(t->type))
         return hd_fail_field(l->err, HD_UNSUPPORTED, name, "tensor %s has a type that matrices cannot have", name);
-    w->type = w == &d->head ? head_type(d, t->type) : t->type;
+    w->type = t->type;
     w->n_rows = rows;
     w->n_cols = cols;
     bytes = mm_packed_bytes(d->base.k, w->type, rows, cols);

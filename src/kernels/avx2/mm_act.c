@@ -50,13 +50,18 @@ TILE_INLINE __m256i max_magnitude(const __m256 v[4]) {
 
 static inline __m256i quant8(__m256 v, __m256 inv) { return _mm256_cvtps_epi32(_mm256_mul_ps(v, inv)); }
 
+/* What packs_epi32 made of 32 numbers, to bytes in their order. */
+TILE_INLINE __m256i bytes_of(__m256i a, __m256i b) {
+    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
 /* 32 values -> 32 int8 in order.  With inv 0 a value may be infinite, and 0 * inf is not 0. */
 TILE_INLINE __m256i quant32(const __m256 v[4], float inv) {
     __m256 s = _mm256_set1_ps(inv);
     if (inv == 0) return _mm256_setzero_si256();
     __m256i a = _mm256_packs_epi32(quant8(v[0], s), quant8(v[1], s));
     __m256i b = _mm256_packs_epi32(quant8(v[2], s), quant8(v[3], s));
-    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    return bytes_of(a, b);
 }
 
 /* int16 lane sums of each 16 values: dwords 0..3 of a 128-bit half hold (k%4 in {0,1}, {2,3}) pairs; add the four. */
@@ -87,6 +92,79 @@ void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, 
             sum = _mm_cvtsi128_si32(_mm_madd_epi16(sums, _mm_set1_epi16(1)));
             a->minus8 = -8 * sum;
             a->ssum = a->scale * (float)sum;
+        }
+    }
+}
+
+/* The largest magnitude of 32, and the second (the same again if two have it), in all lanes. */
+TILE_INLINE void two_largest(const __m256i m[4], __m256i *first, __m256i *second) {
+    __m256i h = _mm256_max_epu32(m[0], m[1]), l = _mm256_min_epu32(m[0], m[1]), a = _mm256_max_epu32(m[2], m[3]),
+            b = _mm256_min_epu32(m[2], m[3]);
+    UNROLL
+    for (int i = 0; i < 4; i++) { /* two sorted pairs into one; from the second turn on they are in lanes of one register */
+        l = _mm256_max_epu32(_mm256_min_epu32(h, a), _mm256_max_epu32(l, b));
+        h = _mm256_max_epu32(h, a);
+        if (i == 3) break;
+        a = i == 0 ? _mm256_permute2x128_si256(h, h, 1) : i == 1 ? _mm256_shuffle_epi32(h, 0x4e) : _mm256_shuffle_epi32(h, 0xb1);
+        b = i == 0 ? _mm256_permute2x128_si256(l, l, 1) : i == 1 ? _mm256_shuffle_epi32(l, 0x4e) : _mm256_shuffle_epi32(l, 0xb1);
+    }
+    *first = h;
+    *second = l;
+}
+
+/* Whether a column stands out is as good as random: so no branch depends on it. */
+void mm_avx2_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    uint32_t n_blocks = mm_act_blocks(ACT_I8_32_TOP, n_cols), step;
+    for (uint32_t t = t0; t < t1; t++) {
+        act_i8_32 *a = (act_i8_32 *)((uint8_t *)dst + mm_act_at(ACT_I8_32_TOP, n_blocks, m, t, &step));
+        const float *row = x + t * ldx;
+        for (uint32_t b = 0; b < n_blocks; b++, a += step) {
+            __m256 v[4], inv;
+            __m256i mag[4], is[4], first, second, q0, q1;
+            __m128 max, two, out, far, ref, top;
+            __m128i sum;
+            uint32_t bits, at, stands;
+            int big, up;
+            load32(row, 32 * b, n_cols, v);
+            UNROLL
+            for (int i = 0; i < 4; i++) mag[i] = magnitude(v[i]);
+            two_largest(mag, &first, &second);
+            bits = (uint32_t)_mm256_extract_epi32(first, 0);
+            max = _mm_castsi128_ps(_mm256_castsi256_si128(first));
+            if (bits >= 0x7f800000u || _mm_cvtss_f32(max) < MM_TINY) {
+                memset(a, 0, sizeof *a);
+                bits = 0x7fc00000u & -(uint32_t)(bits >= 0x7f800000u);
+                memcpy(&a->scale, &bits, 4);
+                continue;
+            }
+            two = _mm_castsi128_ps(_mm256_castsi256_si128(second));
+            out = _mm_cmpgt_ps(max, _mm_mul_ps(two, _mm_set1_ps(2)));
+            far = _mm_andnot_ps(_mm_cmplt_ps(max, _mm_mul_ps(two, _mm_set1_ps(128))), out);
+            ref = _mm_blendv_ps(max, two, _mm_andnot_ps(far, out));
+            top = _mm_blendv_ps(_mm_set1_ps(127), _mm_set1_ps(MM_TOP), far);
+            _mm_store_ss(&a->scale, _mm_div_ss(ref, top));
+            inv = _mm256_broadcastss_ps(_mm_div_ss(top, ref));
+
+            UNROLL
+            for (int i = 0; i < 4; i++) is[i] = _mm256_cmpeq_epi32(mag[i], first);
+            at = (uint32_t)__builtin_ctz((uint32_t)_mm256_movemask_epi8(
+                bytes_of(_mm256_packs_epi32(is[0], is[1]), _mm256_packs_epi32(is[2], is[3]))));
+            q0 = _mm256_packs_epi32(quant8(v[0], inv), quant8(v[1], inv));
+            q1 = _mm256_packs_epi32(quant8(v[2], inv), quant8(v[3], inv));
+            _mm256_storeu_si256((__m256i *)a->q, bytes_of(q0, q1));
+            q0 = _mm256_add_epi32(_mm256_madd_epi16(q0, _mm256_set1_epi16(-8)), _mm256_madd_epi16(q1, _mm256_set1_epi16(-8)));
+            sum = _mm_add_epi32(_mm256_castsi256_si128(q0), _mm256_extracti128_si256(q0, 1));
+            sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+            a->minus8 = _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+
+            /* The largest again by itself: its byte above is right only where it does not stand out. */
+            stands = (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(out));
+            big = _mm_cvtss_si32(_mm_mul_ss(_mm_load_ss(row + 32 * b + at), _mm256_castps256_ps128(inv)));
+            up = (big + 64) >> 7 & (int)stands;
+            a->q[at] = (int8_t)(big - 128 * up);
+            bits = ((uint32_t)up & 255) << 8 * (at % 4);
+            memcpy(a->top, &bits, 4);
+            a->at = 32 * (at / 4) & stands;
         }
     }
 }

@@ -127,12 +127,13 @@ void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint3
 
 void mm_avx2_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
+void mm_avx2_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 
-extern const mm_tiles mm_avx2_q4_0, mm_avx2_q4_1, mm_avx2_q5_0, mm_avx2_q5_1, mm_avx2_q8_0_i8;
+extern const mm_tiles mm_avx2_q4_0, mm_avx2_q4_1, mm_avx2_q5_0, mm_avx2_q5_1, mm_avx2_q8_0;
 extern const mm_tiles mm_avx2_q2_k, mm_avx2_q3_k, mm_avx2_q4_k, mm_avx2_q5_k, mm_avx2_q6_k;
-extern const mm_tiles mm_avx2_q8_0, mm_avx2_iq4_nl, mm_avx2_iq4_xs;
+extern const mm_tiles mm_avx2_iq4_nl, mm_avx2_iq4_xs;
 extern const mm_tiles mm_avx2_f32, mm_avx2_f16, mm_avx2_bf16;
 
 /* fn(nr, nc) for every shape of the direct table. */
@@ -152,7 +153,6 @@ extern const mm_tiles mm_avx2_f32, mm_avx2_f16, mm_avx2_bf16;
     X(Q5_0, q5_0)                                                                                                      \
     X(Q5_1, q5_1)                                                                                                      \
     X(Q8_0, q8_0)                                                                                                      \
-    X(Q8_0_I8, q8_0_i8)                                                                                                \
     X(Q2_K, q2_k)                                                                                                      \
     X(Q3_K, q3_k)                                                                                                      \
     X(Q4_K, q4_k)                                                                                                      \

@@ -1,22 +1,21 @@
-/* mm_i16_32.c - Q8_0, IQ4_NL, IQ4_XS: signed 8 bit values times int16 activations, one float update per 32.
+/* mm_i16_32.c - IQ4_NL, IQ4_XS: signed 8 bit values times int16 activations, one float update per 32.
  *
  * vpmovsxbw + vpmaddwd: half the multiplies per instruction of maddubs, but signed values need no sign trick and no
  * bound, and the tokens keep 16 bits.  IQ4 code points come out of one shuffle. */
 #include "kernels/avx2/mm_avx2.h"
 
 #define HEAD(ty)     ((ty) == TENSOR_IQ4_XS ? 80 : 32)
-#define BLOCK(ty)    ((ty) == TENSOR_Q8_0 ? 256 : 128)
+#define BLOCK(ty)    128
 #define N_BLOCKS(ty) ((ty) == TENSOR_IQ4_XS ? 8 : 2)
 #define UNIT(ty)     (HEAD(ty) + BLOCK(ty) * N_BLOCKS(ty))
 
-/* IQ4: 8 rows x columns 4j..4j+3 of the block at p as code points. */
-TILE_INLINE __m256i raw(const tensor_type ty, const uint8_t *p, const int j) {
+/* 8 rows x columns 4j..4j+3 of the block at p as code points. */
+TILE_INLINE __m256i raw(const uint8_t *p, const int j) {
     const __m256i table = _mm256_setr_epi8(MM_IQ4_TABLE, MM_IQ4_TABLE);
-    return ty == TENSOR_Q8_0 ? _mm256_setzero_si256() : _mm256_shuffle_epi8(table, nibble_vec(p, j));
+    return _mm256_shuffle_epi8(table, nibble_vec(p, j));
 }
-/* Columns 4j, 4j+1 (odd = 0) or 4j+2, 4j+3 as int16; IQ4 by shifts of raw, because shuffles are scarcer. */
-TILE_INLINE __m256i widen(const tensor_type ty, const uint8_t *p, const int j, __m256i raw, const int odd) {
-    if (ty == TENSOR_Q8_0) return _mm256_cvtepi8_epi16(load128(p + 32 * j + 16 * odd));
+/* Columns 4j, 4j+1 (odd = 0) or 4j+2, 4j+3 as int16, by shifts of raw, because shuffles are scarcer. */
+TILE_INLINE __m256i widen(__m256i raw, const int odd) {
     return _mm256_srai_epi16(odd ? raw : _mm256_slli_epi16(raw, 8), 8);
 }
 
@@ -49,7 +48,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             for (int i = 0; i < nr * nc; i++) acc[i] = _mm256_setzero_si256();
             UNROLL
             for (int i = 0; i < 8; i++) {
-                const int j = ty == TENSOR_Q8_0 ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                const int j = i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
                 __m256i x[4], v[4], y[4];
                 FENCE();
                 prefetch_turn(p, UNIT(ty) / N_BLOCKS(ty) * b, ahead, UNIT(ty) / N_BLOCKS(ty), nr, i, 8);
@@ -62,21 +61,21 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     UNROLL
                     for (int r = 0; r < nr; r++) {
                         const uint8_t *blk = p[r] + HEAD(ty) + BLOCK(ty) * b;
-                        y[0] = raw(ty, blk, j);
+                        y[0] = raw(blk, j);
                         UNROLL
                         for (int odd = 0; odd < 2; odd++) {
-                            v[0] = widen(ty, blk, j, y[0], odd);
+                            v[0] = widen(y[0], odd);
                             UNROLL
                             for (int c = 0; c < nc; c++) MAC16(acc[c * nr + r], v[0], x[2 * c + odd]);
                         }
                     }
                 } else {
                     UNROLL
-                    for (int r = 0; r < nr; r++) y[r] = raw(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j);
+                    for (int r = 0; r < nr; r++) y[r] = raw(p[r] + HEAD(ty) + BLOCK(ty) * b, j);
                     UNROLL
                     for (int odd = 0; odd < 2; odd++) {
                         UNROLL
-                        for (int r = 0; r < nr; r++) v[r] = widen(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j, y[r], odd);
+                        for (int r = 0; r < nr; r++) v[r] = widen(y[r], odd);
                         UNROLL
                         for (int c = 0; c < nc; c++) {
                             x[0] = bcast32(a[c].q + 4 * j + 2 * odd);
@@ -122,7 +121,7 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
                 UNROLL
                 for (int i = 0; i < 16; i++)
                     _mm256_store_si256((__m256i *)(o + 64 * i + 32 * r),
-                                       widen(ty, blk, i >> 1, raw(ty, blk, i >> 1), i & 1));
+                                       widen(raw(blk, i >> 1), i & 1));
                 _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b));
             }
         }
@@ -181,11 +180,6 @@ TILE_INLINE void panel_tile(const int nc, const uint8_t *p, const act_i16_32 *a,
                                      .panel_min = from,                                                                \
                                      .ahead = 256};
 
-#define TY         TENSOR_Q8_0
-#define FN(nr, nc) q8_0_##nr##x##nc
-MM_SHAPES(DIRECT)
-#undef TY
-#undef FN
 #define TY         TENSOR_IQ4_NL
 #define FN(nr, nc) iq4_nl_##nr##x##nc
 MM_SHAPES(DIRECT)
@@ -195,6 +189,5 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) iq4_xs_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q8_0, TENSOR_Q8_0, 20)
 TYPE(iq4_nl, TENSOR_IQ4_NL, 10)
 TYPE(iq4_xs, TENSOR_IQ4_XS, 8)

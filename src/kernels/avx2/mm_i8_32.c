@@ -1,4 +1,4 @@
-/* mm_i8_32.c - Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0_I8: blocks of 32, one float update per block.
+/* mm_i8_32.c - Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: blocks of 32, one float update per block.
  *
  * Eight maddubs run into one int16 accumulator.  Values are unsigned; an offset (8 or 16) is the accumulator's start,
  * -offset * the activations' lane sums: additions may wrap on the way, the final lane is a sum of 16 (q - off) * a,
@@ -11,7 +11,7 @@
 
 #define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
 #define HAS_MIN(ty)  ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
-#define IN_BYTES(ty) ((ty) == TENSOR_Q8_0_I8)
+#define IN_BYTES(ty) ((ty) == TENSOR_Q8_0)
 #define HEAD(ty)     (HAS_MIN(ty) ? 64 : 32)
 #define BLOCK(ty)    (IN_BYTES(ty) ? 256 : HAS_BIT5(ty) ? 160 : 128)
 
@@ -232,12 +232,12 @@ MM_SHAPES(DIRECT)
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY         TENSOR_Q8_0_I8
-#define FN(nr, nc) q8_0_i8_##nr##x##nc
+#define TY         TENSOR_Q8_0
+#define FN(nr, nc) q8_0_##nr##x##nc
 MM_SHAPES(DIRECT)
 
 TYPE(q4_0, TENSOR_Q4_0, 20)
 TYPE(q4_1, TENSOR_Q4_1, 18)
 TYPE(q5_0, TENSOR_Q5_0, 12)
 TYPE(q5_1, TENSOR_Q5_1, 13)
-TYPE(q8_0_i8, TENSOR_Q8_0_I8, 96)
+TYPE(q8_0, TENSOR_Q8_0, 96)

@@ -217,9 +217,8 @@ static void unpack_32(tensor_type type, unit_row *o, const uint8_t *unit, unsign
             case TENSOR_Q4_1: w[k] = (int8_t)nibble_at(unit + 64 + 128 * b, r, k); break;
             case TENSOR_Q5_0: w[k] = (int8_t)(five_at(unit + 32 + 160 * b, r, k) - 16); break;
             case TENSOR_Q5_1: w[k] = (int8_t)five_at(unit + 64 + 160 * b, r, k); break;
-            case TENSOR_Q8_0_I8: w[k] = (int8_t)(unit[32 + 256 * b + 32 * (k / 4) + 4 * r + k % 4] ^ 0x80); break;
             case TENSOR_IQ4_NL: w[k] = iq4[pair_nibble_at(unit + 32 + 128 * b, r, k)]; break;
-            default: w[k] = (int8_t)unit[32 + 256 * b + 16 * (k / 2) + 2 * r + k % 2]; break;
+            default: /* Q8_0 */ w[k] = (int8_t)(unit[32 + 256 * b + 32 * (k / 4) + 4 * r + k % 4] ^ 0x80); break;
             }
     }
 }

@@ -82,7 +82,7 @@ INLINE void sixes(const uint8x16_t *x, uint8x16_t *q) {
     ((ty) == TENSOR_Q2_K                           ? 64                                                                \
      : (ty) == TENSOR_Q3_K                         ? 96                                                                \
      : (ty) == TENSOR_Q6_K                         ? 192                                                               \
-     : (ty) == TENSOR_Q8_0 || (ty) == TENSOR_Q8_0_I8 ? 256                                                              \
+     : (ty) == TENSOR_Q8_0                         ? 256                                                               \
      : (ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1 || (ty) == TENSOR_Q5_K ? 160                                         \
                                                    : 128)
 #define OFFSET(ty)                                                                                                     \
@@ -93,14 +93,6 @@ INLINE void unpack(const tensor_type ty, const uint8_t *p, int8x16_t *v) {
     UNROLL
     for (int h = 0; h < 2; h++) {
         uint8x16_t x[8], q[8];
-        if (ty == TENSOR_Q8_0) { /* 8 rows x 2 columns in a vector: halves of words change places */
-            UNROLL
-            for (int j = 0; j < 8; j++) {
-                uint16x8_t a = vreinterpretq_u16_u8(vld1q_u8(p + 32 * j)), b = vreinterpretq_u16_u8(vld1q_u8(p + 32 * j + 16));
-                v[2 * j + h] = vreinterpretq_s8_u16(h ? vzip2q_u16(a, b) : vzip1q_u16(a, b));
-            }
-            continue;
-        }
         UNROLL
         for (int b = 0; b < n_vectors; b++) x[b] = vld1q_u8(p + 32 * b + 16 * h);
         switch ((int)ty) {
@@ -110,7 +102,7 @@ INLINE void unpack(const tensor_type ty, const uint8_t *p, int8x16_t *v) {
         case TENSOR_Q5_1:
         case TENSOR_Q5_K: fives(x, q); break;
         case TENSOR_Q6_K: sixes(x, q); break;
-        case TENSOR_Q8_0_I8: break; /* whole bytes */
+        case TENSOR_Q8_0: break; /* whole bytes */
         default: nibbles(x, q); break;
         }
         UNROLL
@@ -119,7 +111,7 @@ INLINE void unpack(const tensor_type ty, const uint8_t *p, int8x16_t *v) {
                 static const int8_t table[16] = {MM_IQ4_TABLE};
                 static const uint8_t order[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
                 v[2 * j + h] = vqtbl1q_s8(vld1q_s8(table), vqtbl1q_u8(q[j], vld1q_u8(order)));
-            } else if (ty == TENSOR_Q8_0_I8) {
+            } else if (ty == TENSOR_Q8_0) {
                 v[2 * j + h] = vreinterpretq_s8_u8(veorq_u8(x[j], vdupq_n_u8(128)));
             } else {
                 v[2 * j + h] = vsubq_s8(vreinterpretq_s8_u8(q[j]), vdupq_n_s8(OFFSET(ty)));
@@ -231,7 +223,7 @@ INLINE float32x4_t add(float32x4_t sum, int32x4_t v, const float *d, float scale
     return vfmaq_f32(sum, vcvtq_f32_s32(v), vmulq_n_f32(vld1q_f32(d), scale));
 }
 
-/* ---- 32-blocks of bytes: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0_I8; and of words: Q8_0, IQ4_NL, IQ4_XS ---- */
+/* ---- 32-blocks of bytes: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; and of words: IQ4_NL, IQ4_XS ---- */
 
 typedef struct {
     int8_t w[256];
@@ -240,7 +232,7 @@ typedef struct {
 } block_32;
 
 #define HAS_MIN_32(ty) ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
-#define WORDS(ty)      ((ty) == TENSOR_Q8_0 || (ty) == TENSOR_IQ4_NL || (ty) == TENSOR_IQ4_XS)
+#define WORDS(ty)      ((ty) == TENSOR_IQ4_NL || (ty) == TENSOR_IQ4_XS)
 #define HEAD_32(ty)    ((ty) == TENSOR_IQ4_XS ? 80 : HAS_MIN_32(ty) ? 64 : 32)
 #define BLOCKS(ty)     ((ty) == TENSOR_IQ4_XS ? 8 : 2)
 
@@ -300,7 +292,7 @@ INLINE void i8_32_tile(const tensor_type ty, const int nc, const void *panel, co
                 float *s = sums + 8 * c + 4 * h;
                 int32x4_t v = rows(acc, c, h);
                 float32x4_t f;
-                if (ty == TENSOR_Q8_0_I8 && mm_has_top(a + c)) v = vaddq_s32(v, top_rows(p->w, a + c, h));
+                if (ty == TENSOR_Q8_0 && mm_has_top(a + c)) v = vaddq_s32(v, top_rows(p->w, a + c, h));
                 f = add(vld1q_f32(s), v, p->d + 4 * h, a[c].scale);
                 if (HAS_MIN_32(ty)) f = vfmaq_n_f32(f, vld1q_f32(p->m + 4 * h), a[c].ssum);
                 vst1q_f32(s, f);
@@ -515,8 +507,8 @@ static void drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32
 
 #define CALL_Q4_0(nc, ...)   i8_32_tile(TENSOR_Q4_0, nc, __VA_ARGS__)
 #define CALL_Q4_1(nc, ...)   i8_32_tile(TENSOR_Q4_1, nc, __VA_ARGS__)
-#define CALL_Q8_0_I8(nc, ...) i8_32_tile(TENSOR_Q8_0_I8, nc, __VA_ARGS__)
-#define CALL_WORDS(nc, ...)  i16_32_tile(TENSOR_Q8_0, nc, __VA_ARGS__)
+#define CALL_Q8_0(nc, ...)   i8_32_tile(TENSOR_Q8_0, nc, __VA_ARGS__)
+#define CALL_IQ4_NL(nc, ...) i16_32_tile(TENSOR_IQ4_NL, nc, __VA_ARGS__)
 #define CALL_IQ4_XS(nc, ...) i16_32_tile(TENSOR_IQ4_XS, nc, __VA_ARGS__)
 #define CALL_Q2_K(nc, ...)   i8_256_tile(TENSOR_Q2_K, nc, __VA_ARGS__)
 #define CALL_Q4_K(nc, ...)   i8_256_tile(TENSOR_Q4_K, nc, __VA_ARGS__)
@@ -529,9 +521,8 @@ TYPE(TENSOR_Q4_0, q4_0, unpack_32, CALL_Q4_0, 2 * sizeof(block_32))
 TYPE(TENSOR_Q4_1, q4_1, unpack_32, CALL_Q4_1, 2 * sizeof(block_32))
 TYPE(TENSOR_Q5_0, q5_0, unpack_32, CALL_Q4_0, 2 * sizeof(block_32))
 TYPE(TENSOR_Q5_1, q5_1, unpack_32, CALL_Q4_1, 2 * sizeof(block_32))
-TYPE(TENSOR_Q8_0, q8_0, unpack_32, CALL_WORDS, 2 * sizeof(block_32))
-TYPE(TENSOR_Q8_0_I8, q8_0_i8, unpack_32, CALL_Q8_0_I8, 2 * sizeof(block_32))
-TYPE(TENSOR_IQ4_NL, iq4_nl, unpack_32, CALL_WORDS, 2 * sizeof(block_32))
+TYPE(TENSOR_Q8_0, q8_0, unpack_32, CALL_Q8_0, 2 * sizeof(block_32))
+TYPE(TENSOR_IQ4_NL, iq4_nl, unpack_32, CALL_IQ4_NL, 2 * sizeof(block_32))
 TYPE(TENSOR_IQ4_XS, iq4_xs, unpack_32, CALL_IQ4_XS, 8 * sizeof(block_32))
 TYPE(TENSOR_Q2_K, q2_k, unpack_256, CALL_Q2_K, sizeof(block_256))
 TYPE(TENSOR_Q3_K, q3_k, unpack_256, CALL_Q6_K, sizeof(block_256))
@@ -549,7 +540,6 @@ static mm_mul_fn mul_of(tensor_type type) {
     case TENSOR_Q5_0: return mul_q5_0;
     case TENSOR_Q5_1: return mul_q5_1;
     case TENSOR_Q8_0: return mul_q8_0;
-    case TENSOR_Q8_0_I8: return mul_q8_0_i8;
     case TENSOR_IQ4_NL: return mul_iq4_nl;
     case TENSOR_IQ4_XS: return mul_iq4_xs;
     case TENSOR_Q2_K: return mul_q2_k;

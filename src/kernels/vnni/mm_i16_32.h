@@ -1,4 +1,4 @@
-/* mm_i16_32.h - Q8_0, IQ4_NL, IQ4_XS: the template of two sets (lanes.h).
+/* mm_i16_32.h - IQ4_NL, IQ4_XS: the template of two sets (lanes.h).
  *
  * As the AVX2 version, with multiplication and addition in one: signed bytes are widened and meet the tokens' words by
  * vpdpwssd.  For few tokens of IQ4 the words are split instead, and vpdpbusd multiplies bytes (tile_bytes). */
@@ -11,31 +11,30 @@
 #define WIDE_TABLE(name) {NULL}
 
 #define HEAD(ty)     ((ty) == TENSOR_IQ4_XS ? 80 : 32)
-#define BLOCK(ty)    ((ty) == TENSOR_Q8_0 ? 256 : 128)
+#define BLOCK(ty)    128
 #define N_BLOCKS(ty) ((ty) == TENSOR_IQ4_XS ? 8 : 2)
 #define UNIT(ty)     (HEAD(ty) + BLOCK(ty) * N_BLOCKS(ty))
 
 #if LANES_WIDE
 /* A word of pair nibbles holds columns 4j, 16 + 4j, 4j + 2, 16 + 4j + 2 from its low end on; vpermw looks words up by their
  * low 4 bits, and so does without masks and widening. */
-TILE_INLINE __m256i raw(const tensor_type ty, const uint8_t *p, const int j) {
-    return ty == TENSOR_Q8_0 ? _mm256_setzero_si256() : load256(p + 32 * (j & 3));
+TILE_INLINE __m256i raw(const uint8_t *p, const int j) {
+    return load256(p + 32 * (j & 3));
 }
-TILE_INLINE __m256i widen(const tensor_type ty, const uint8_t *p, const int j, __m256i x, const int odd) {
+TILE_INLINE __m256i widen(__m256i x, const int j, const int odd) {
     const __m256i table = _mm256_setr_epi16(MM_IQ4_TABLE);
     const int shift = 4 * (j >> 2) + 8 * odd;
-    if (ty == TENSOR_Q8_0) return _mm256_cvtepi8_epi16(load128(p + 32 * j + 16 * odd));
     return _mm256_permutexvar_epi16(shift ? _mm256_srli_epi16(x, shift) : x, table);
 }
 #else
-/* IQ4: 8 rows x columns 4j..4j+3 of the block at p as code points. */
-TILE_INLINE __m256i raw(const tensor_type ty, const uint8_t *p, const int j) {
+/* 8 rows x columns 4j..4j+3 of the block at p as code points. */
+TILE_INLINE __m256i raw(const uint8_t *p, const int j) {
     const __m256i table = _mm256_setr_epi8(MM_IQ4_TABLE, MM_IQ4_TABLE);
-    return ty == TENSOR_Q8_0 ? _mm256_setzero_si256() : _mm256_shuffle_epi8(table, nibble_vec(p, j));
+    return _mm256_shuffle_epi8(table, nibble_vec(p, j));
 }
 /* Columns 4j, 4j+1 (odd = 0) or 4j+2, 4j+3 as int16. */
-TILE_INLINE __m256i widen(const tensor_type ty, const uint8_t *p, const int j, __m256i x, const int odd) {
-    if (ty == TENSOR_Q8_0) return _mm256_cvtepi8_epi16(load128(p + 32 * j + 16 * odd));
+TILE_INLINE __m256i widen(__m256i x, const int j, const int odd) {
+    (void)j;
     return _mm256_srai_epi16(odd ? x : _mm256_slli_epi16(x, 8), 8);
 }
 #endif
@@ -150,7 +149,7 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
     const act_i16_32 *a = act;
     const uint8_t *p[4];
     __m256 f[SUMS_IN_REGS];
-    if (ty != TENSOR_Q8_0 && nc <= BYTES_MAX) {
+    if (nc <= BYTES_MAX) {
         tile_bytes(ty, nr, nc, w, ahead, act, n_units, sums, tmp);
         return;
     }
@@ -170,19 +169,19 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             for (int i = 0; i < nr * nc; i++) acc[i] = _mm256_setzero_si256();
             UNROLL
             for (int i = 0; i < 8; i++) {
-                const int j = ty == TENSOR_Q8_0 ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                const int j = i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
                 __m256i x[4], y[4], v;
                 FENCE();
                 prefetch_turn(p, UNIT(ty) / N_BLOCKS(ty) * b, ahead, UNIT(ty) / N_BLOCKS(ty), nr, i, 8);
                 UNROLL
-                for (int r = 0; r < nr; r++) y[r] = raw(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j);
+                for (int r = 0; r < nr; r++) y[r] = raw(p[r] + HEAD(ty) + BLOCK(ty) * b, j);
                 UNROLL
                 for (int odd = 0; odd < 2; odd++) {
                     UNROLL
                     for (int c = 0; c < nc; c++) x[c] = bcast32(a[c].q + 4 * j + 2 * odd);
                     UNROLL
                     for (int r = 0; r < nr; r++) {
-                        v = widen(ty, p[r] + HEAD(ty) + BLOCK(ty) * b, j, y[r], odd);
+                        v = widen(y[r], j, odd);
                         UNROLL
                         for (int c = 0; c < nc; c++) acc[c * nr + r] = DP16(acc[c * nr + r], v, x[c]);
                     }
@@ -224,7 +223,7 @@ TILE_INLINE void panel_unpack(const tensor_type ty, const uint8_t *w0, const uin
                 UNROLL
                 for (int i = 0; i < 16; i++)
                     _mm256_store_si256((__m256i *)(o + 64 * i + 32 * r),
-                                       widen(ty, blk, i >> 1, raw(ty, blk, i >> 1), i & 1));
+                                       widen(raw(blk, i >> 1), i >> 1, i & 1));
                 _mm256_store_ps((float *)(o + 1024 + 32 * r), scale_of(ty, p, b, half8(p)));
             }
         }
@@ -271,11 +270,6 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
     }
 }
 
-#define TY         TENSOR_Q8_0
-#define FN(nr, nc) q8_0_##nr##x##nc
-MM_SHAPES(DIRECT)
-#undef TY
-#undef FN
 #define TY         TENSOR_IQ4_NL
 #define FN(nr, nc) iq4_nl_##nr##x##nc
 MM_SHAPES(DIRECT)
@@ -285,6 +279,5 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) iq4_xs_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q8_0, TENSOR_Q8_0, 5, 32, 0, 256)
 TYPE(iq4_nl, TENSOR_IQ4_NL, 5, 20, 0, 256)
 TYPE(iq4_xs, TENSOR_IQ4_XS, 1, 16, 0, 256)

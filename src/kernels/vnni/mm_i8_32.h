@@ -1,13 +1,13 @@
-/* mm_i8_32.h - Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0_I8 by vpdpbusd: the template of two sets (lanes.h).
+/* mm_i8_32.h - Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 by vpdpbusd: the template of two sets (lanes.h).
  *
  * Values are unsigned; their offset (8, 16 or 128) is where the 32-bit sum of a block starts, -offset * sum of the tokens'
- * values.  Eight vpdpbusd later the block is done: no widening, no bound to keep.  Q8_0_I8: a ninth where a column stands
+ * values.  Eight vpdpbusd later the block is done: no widening, no bound to keep.  Q8_0: a ninth where a column stands
  * out in the token's block (act_i8_32). */
 #include "kernels/vnni/lanes.h"
 
 #define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
 #define HAS_MIN(ty)  ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
-#define IN_BYTES(ty) ((ty) == TENSOR_Q8_0_I8)
+#define IN_BYTES(ty) ((ty) == TENSOR_Q8_0)
 #define HEAD(ty)     (HAS_MIN(ty) ? 64 : 32)
 #define BLOCK(ty)    (IN_BYTES(ty) ? 256 : HAS_BIT5(ty) ? 160 : 128)
 
@@ -259,12 +259,12 @@ MM_SHAPES(DIRECT)
 MM_SHAPES(DIRECT)
 #undef TY
 #undef FN
-#define TY         TENSOR_Q8_0_I8
-#define FN(nr, nc) q8_0_i8_##nr##x##nc
+#define TY         TENSOR_Q8_0
+#define FN(nr, nc) q8_0_##nr##x##nc
 MM_SHAPES(DIRECT)
 
 TYPE(q4_0, TENSOR_Q4_0, 10, 28, ALWAYS, 256)
 TYPE(q4_1, TENSOR_Q4_1, 10, 24, ALWAYS, 256)
 TYPE(q5_0, TENSOR_Q5_0, 10, 24, ALWAYS, 256)
 TYPE(q5_1, TENSOR_Q5_1, 10, 28, ALWAYS, 256)
-TYPE(q8_0_i8, TENSOR_Q8_0_I8, 10, 36, 36, 256)
+TYPE(q8_0, TENSOR_Q8_0, 10, 36, 36, 256)

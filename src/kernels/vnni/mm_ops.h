@@ -2,9 +2,9 @@
  * multiplied by it where a set has nothing wider. */
 #include "kernels/vnni/lanes.h"
 
-extern const mm_tiles SET(q4_0), SET(q4_1), SET(q5_0), SET(q5_1), SET(q8_0_i8);
+extern const mm_tiles SET(q4_0), SET(q4_1), SET(q5_0), SET(q5_1), SET(q8_0);
 extern const mm_tiles SET(q2_k), SET(q3_k), SET(q4_k), SET(q5_k), SET(q6_k);
-extern const mm_tiles SET(q8_0), SET(iq4_nl), SET(iq4_xs);
+extern const mm_tiles SET(iq4_nl), SET(iq4_xs);
 #if LANES_WIDE
 #define FLOATS mm_avx512_floats
 #else
@@ -38,6 +38,6 @@ const mm_ops mm_avxvnni = {
                  [ACT_I8_32] = mm_avx2_act_i8_32,
                  [ACT_I8_256] = mm_avx2_act_i8_256,
                  [ACT_I16_32] = mm_avx2_act_i16_32,
-                 [ACT_I8_32_TOP] = mm_act_top_32},
+                 [ACT_I8_32_TOP] = mm_avx2_act_top_32},
     .mul = mul_of,
 };
