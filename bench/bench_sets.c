@@ -32,7 +32,6 @@ static void run(const kernels **sets, int n_sets, tensor_type type, const uint32
     mm_weight w = {.type = type, .n_rows = ROWS, .n_cols = COLS};
     uint8_t *raw = hd_alloc(raw_bytes), *base = hd_alloc_aligned(64, bytes * COPIES);
     void *scratch = hd_alloc_aligned(64, mm_scratch_bytes());
-    act_kind kind = mm_act_kind(sets[0], type);
     if (!raw || !base || !scratch) exit(1);
     for (size_t i = 0; i < raw_bytes; i++) raw[i] = (uint8_t)(0x24 + (i * 2654435761u >> 13 & 7)); /* plain numbers as scales */
     w.data = base;
@@ -42,16 +41,20 @@ static void run(const kernels **sets, int n_sets, tensor_type type, const uint32
         uint32_t m = ms[j];
         static double t[MAX_SETS][MAX_REPEATS];
         float *x = hd_alloc((size_t)m * COLS * 4), *y = hd_alloc((size_t)m * ROWS * 4);
-        void *a = hd_alloc_aligned(64, mm_act_bytes(sets[0], kind, COLS, m));
+        void *a[MAX_SETS]; /* a set may have its own form of them */
         int at = 0;
-        if (!x || !y || !a) exit(1);
+        if (!x || !y) exit(1);
         for (size_t i = 0; i < (size_t)m * COLS; i++) x[i] = (float)(i * 2654435761u % 1000) * 1e-3f - 0.5f;
-        mm_act_pack(sets[0], kind, x, COLS, COLS, m, 0, m, a);
+        for (int s = 0; s < n_sets; s++) {
+            act_kind kind = mm_act_kind(sets[s], type);
+            if (!(a[s] = hd_alloc_aligned(64, mm_act_bytes(sets[s], kind, COLS, m)))) exit(1);
+            mm_act_pack(sets[s], kind, x, COLS, COLS, m, 0, m, a[s]);
+        }
         for (int i = 0; i < repeats; i++)
             for (int s = 0; s < n_sets; s++, at++) {
                 w.data = base + (size_t)at % COPIES * bytes;
                 t[s][i] = now();
-                mm_mul(sets[s], &w, a, m, y, ROWS, 0, ROWS, scratch);
+                mm_mul(sets[s], &w, a[s], m, y, ROWS, 0, ROWS, scratch);
                 t[s][i] = now() - t[s][i];
             }
         for (int s = 0; s < n_sets; s++) qsort(t[s], (size_t)repeats, sizeof **t, cmp);
@@ -62,7 +65,7 @@ static void run(const kernels **sets, int n_sets, tensor_type type, const uint32
         fflush(stdout);
         hd_free(x);
         hd_free(y);
-        hd_free_aligned(a);
+        for (int s = 0; s < n_sets; s++) hd_free_aligned(a[s]);
     }
     hd_free(raw);
     hd_free_aligned(base);

@@ -89,9 +89,10 @@ static void test_costs(void **state) {
 static void test_costs_of_a_head(void **state) {
     static const struct {
         const char *variant;
-        act_kind layers, head;
+        tensor_type layers, head;
         uint64_t n_head;
-    } cases[] = {{"q4_0-head8", ACT_I8_32, ACT_I8_32_TOP, TINY_VOCAB * 160}, {"q8_0", ACT_I8_32_TOP, ACT_I8_32_TOP, TINY_VOCAB * 256}};
+    } cases[] = {{"q4_0-head8", TENSOR_Q4_0, TENSOR_Q8_0, TINY_VOCAB * 160}, {"q8_0", TENSOR_Q8_0, TENSOR_Q8_0, TINY_VOCAB * 256}};
+    const kernels *set = kernels_get(NULL);
     char file[64];
     (void)state;
     snprintf(file, sizeof file, "%s/head.gguf", dir);
@@ -103,8 +104,8 @@ static void test_costs_of_a_head(void **state) {
         assert_int_equal(model_open(&m, file, &(model_options){.n_threads = 1}, &err), HD_OK);
         model_costs(m, &trunk, &head);
         for (int k = 0; k < ACT_KINDS; k++) {
-            assert_int_equal(trunk.products[k] != 0, k == (int)cases[i].layers);
-            assert_int_equal(head.products[k], k == (int)cases[i].head ? cases[i].n_head : 0);
+            assert_int_equal(trunk.products[k] != 0, k == (int)mm_act_kind(set, cases[i].layers));
+            assert_int_equal(head.products[k], k == (int)mm_act_kind(set, cases[i].head) ? cases[i].n_head : 0);
         }
         assert_int_equal(head.bytes, cases[i].n_head / 32 * 34);
         model_close(m);

@@ -130,6 +130,7 @@ static double act_value(const problem *p, uint32_t t, uint32_t c, float *scale) 
         uint32_t i = c % 32 - a8->at / 8;
         return (double)(*scale = a8->scale) * (a8->q[c % 32] + 128 * (i < 4 ? a8->top[i] : 0));
     }
+    case ACT_I16_TOP: return (double)(*scale = a16->scale) * a16->q[c % 32 / 4 * 4 + (c % 4 == 1 ? 2 : c % 4 == 2 ? 1 : c % 4)];
     case ACT_I8_256: return (double)(*scale = ak->scale) * ak->q[c % 256];
     case ACT_I16_32: return (double)(*scale = a16->scale) * a16->q[c % 32];
     default: return ((const float *)a)[(size_t)c * step];
@@ -229,8 +230,9 @@ static void assert_same_bits(const problem *p, const float *a, size_t lda, const
 static void check_same(const kernels *k, tensor_type t, uint32_t n, uint32_t n_cols, uint32_t m) {
     const kernels *g = kernels_get("generic");
     size_t act_bytes, ldy = n + 3;
+    act_kind kind = mm_act_kind(k, t); /* its own, of which generic has the definition */
     problem p;
-    void *act;
+    void *act, *want;
     float *y;
     problem_new(&p, g, t, n, n_cols, m, -1);
     if (m > 2) { /* odd tokens: all zeros, quiet, and a block of infinities */
@@ -241,22 +243,24 @@ static void check_same(const kernels *k, tensor_type t, uint32_t n, uint32_t n_c
     }
     mm_mul(g, &p.w, p.act, m, p.y, n, 0, n, p.scratch);
 
-    act_bytes = mm_act_bytes(k, p.kind, n_cols, m);
+    act_bytes = mm_act_bytes(k, kind, n_cols, m);
     act = hd_alloc_aligned(64, act_bytes);
+    want = hd_alloc_aligned(64, act_bytes);
+    mm_act_pack(g, kind, p.x, n_cols, n_cols, m, 0, m, want);
     memset(act, 0x5A, act_bytes);
     for (uint32_t t0 = 0, t1; t0 < m; t0 = t1) {
         t1 = t0 + 4 * (1 + rnd() % 4);
         if (t1 > m) t1 = m;
-        mm_act_pack(k, p.kind, p.x, n_cols, n_cols, m, t0, t1, act);
+        mm_act_pack(k, kind, p.x, n_cols, n_cols, m, t0, t1, act);
     }
-    assert_memory_equal(act, p.act, mm_act_blocks(p.kind, n_cols) * mm_act_record(p.kind) * m);
+    assert_memory_equal(act, want, mm_act_blocks(kind, n_cols) * mm_act_record(kind) * m);
     memset(act, 0x5A, act_bytes); /* and by columns */
     for (uint32_t c0 = 0, c1; c0 < n_cols; c0 = c1) {
-        c1 = c0 + mm_act_unit(p.kind) * (1 + rnd() % 3);
+        c1 = c0 + mm_act_unit(kind) * (1 + rnd() % 3);
         if (c1 > n_cols) c1 = n_cols;
-        mm_act_pack_cols(k, p.kind, p.x, n_cols, n_cols, m, c0, c1, act);
+        mm_act_pack_cols(k, kind, p.x, n_cols, n_cols, m, c0, c1, act);
     }
-    assert_memory_equal(act, p.act, mm_act_blocks(p.kind, n_cols) * mm_act_record(p.kind) * m);
+    assert_memory_equal(act, want, mm_act_blocks(kind, n_cols) * mm_act_record(kind) * m);
 
     y = hd_alloc(ldy * m * 4);
     for (size_t i = 0; i < ldy * m; i++) y[i] = 12345;
@@ -271,12 +275,13 @@ static void check_same(const kernels *k, tensor_type t, uint32_t n, uint32_t n_c
 
     /* one token of m by itself */
     for (uint32_t i = 0; i < m; i += 1 + rnd() % 5) {
-        mm_act_pack(k, p.kind, p.x + (size_t)i * n_cols, n_cols, n_cols, 1, 0, 1, act);
+        mm_act_pack(k, kind, p.x + (size_t)i * n_cols, n_cols, n_cols, 1, 0, 1, act);
         mm_mul(k, &p.w, act, 1, y, n, 0, n, p.scratch);
         assert_same_bits(&p, y, n, p.y + (size_t)i * n, n, 1, "alone");
     }
     hd_free(y);
     hd_free_aligned(act);
+    hd_free_aligned(want);
     problem_free(&p);
 }
 
@@ -438,7 +443,10 @@ static void sizes(void **state) {
     assert_int_equal(mm_packed_bytes(k, TENSOR_I32, 8, 32), 0);
     assert_int_equal(mm_packed_bytes(k, TENSOR_Q4_0, 16, 576), 2 * 9 * 288);
     assert_int_equal(mm_packed_bytes(k, TENSOR_Q8_0, 9, 96), 2 * 2 * 544);
-    assert_int_equal(mm_act_kind(k, TENSOR_Q8_0), ACT_I8_32_TOP);
+    for (size_t i = 0; kernels_built(i); i++) {
+        const kernels *s = kernels_get(kernels_built(i));
+        if (s) assert_int_equal(mm_act_kind(s, TENSOR_Q8_0), strcmp(kernels_name(s), "avx2") ? ACT_I8_32_TOP : ACT_I16_TOP);
+    }
     assert_int_equal(mm_packed_bytes(k, TENSOR_F32, 1, 1), 256);
     assert_true(mm_packed_bytes(k, TENSOR_F32, UINT32_MAX, UINT32_MAX - 8) > UINT64_C(1) << 60);
     assert_int_equal(mm_act_bytes(k, ACT_I8_256, 512, 3) % 64, 0);

@@ -30,7 +30,7 @@ const char *kernels_name(const kernels *k);
  * into groups of 8 rows (rows padded to 8, columns to the unit); activations are quantised per token and block of a
  * token's row into the form the weight type wants.  Both forms, and the order of operations, are in mm_layout.h and the
  * same for every path here, so a packed file outlives a change of path.  All sizes are the caller's to have checked. */
-typedef enum { ACT_F32, ACT_I8_32, ACT_I8_256, ACT_I16_32, ACT_I8_32_TOP, ACT_KINDS } act_kind;
+typedef enum { ACT_F32, ACT_I8_32, ACT_I8_256, ACT_I16_32, ACT_I8_32_TOP, ACT_I16_TOP, ACT_KINDS } act_kind;
 
 typedef struct {
     tensor_type type;

@@ -7,14 +7,14 @@
 
 #include "kernels/kernels.h"
 
-/* Packed layouts and activation records are the same for all sets (mm_layout.h), so one packed file and one
- * set of activations serve them all. */
+/* Packed layouts are the same for all sets (mm_layout.h), so one packed file serves them all. */
 typedef void (*mm_act_fn)(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 typedef void (*mm_mul_fn)(const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
                           uint32_t r1, void *scratch);
 typedef struct {
-    mm_act_fn act_pack[ACT_KINDS];
+    mm_act_fn act_pack[ACT_KINDS];      /* NULL for a kind that no type of the set meets */
     mm_mul_fn (*mul)(tensor_type type); /* NULL for a type without a kernel */
+    bool words;                         /* Q8_0 meets ACT_I16_TOP, the values of ACT_I8_32_TOP in another form */
 } mm_ops;
 
 typedef struct attn_ops attn_ops;

@@ -17,7 +17,7 @@ static double now(clockid_t clock) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-meter_kind meter_of(act_kind kind) { return kind == ACT_F32 ? METER_F32 : kind == ACT_I16_32 ? METER_INT16 : METER_INT8; }
+meter_kind meter_of(act_kind kind) { return kind == ACT_F32 ? METER_F32 : kind == ACT_I16_32 || kind == ACT_I16_TOP ? METER_INT16 : METER_INT8; }
 
 /* A compiler must not see that nobody wants the result. */
 #define USED(x) __asm__ volatile("" ::"r"(&(x)) : "memory")

@@ -10,13 +10,12 @@ bool mm_supported(tensor_type type) {
 }
 
 act_kind mm_act_kind(const kernels *k, tensor_type type) {
-    (void)k;
     switch ((int)type) {
     case TENSOR_Q4_0:
     case TENSOR_Q4_1:
     case TENSOR_Q5_0:
     case TENSOR_Q5_1: return ACT_I8_32;
-    case TENSOR_Q8_0: return ACT_I8_32_TOP;
+    case TENSOR_Q8_0: return k && k->mm->words ? ACT_I16_TOP : ACT_I8_32_TOP;
     case TENSOR_IQ4_NL:
     case TENSOR_IQ4_XS: return ACT_I16_32;
     case TENSOR_Q2_K:

@@ -135,7 +135,7 @@ typedef struct {
     int16_t q[32];    /* -MM_TOP16..MM_TOP16 */
     int32_t minus128; /* -128 * sum q */
     float scale;
-} act_i16_32;
+} act_i16_32; /* ACT_I16_TOP: the values and scale of ACT_I8_32_TOP, columns 0, 2, 1, 3 of each four */
 
 _Static_assert(sizeof(act_i8_32) == 48 && sizeof(act_i8_256) == 448 && sizeof(act_i16_32) == 72, "records are packed");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "packed words are little-endian");

@@ -112,59 +112,114 @@ TILE_INLINE void two_largest(const __m256i m[4], __m256i *first, __m256i *second
     *second = l;
 }
 
+/* A block's step where its largest value may stand out. */
+typedef struct {
+    __m256i first;  /* the largest magnitude */
+    __m256 inv;     /* the factor */
+    float scale;    /* 0 or NaN: all values count as 0 */
+    uint32_t apart; /* all bits: it stands out */
+} top_step;
+
 /* Whether a column stands out is as good as random: so no branch depends on it. */
+TILE_INLINE top_step step_of(const __m256i mag[4]) {
+    top_step s;
+    __m256i second;
+    __m128 max, two, out, far, ref, top;
+    uint32_t bits;
+    two_largest(mag, &s.first, &second);
+    bits = (uint32_t)_mm_cvtsi128_si32(_mm256_castsi256_si128(s.first));
+    max = _mm_castsi128_ps(_mm256_castsi256_si128(s.first));
+    s.inv = _mm256_setzero_ps();
+    s.apart = 0;
+    if (bits >= 0x7f800000u || _mm_cvtss_f32(max) < MM_TINY) {
+        bits = 0x7fc00000u & -(uint32_t)(bits >= 0x7f800000u);
+        memcpy(&s.scale, &bits, 4);
+        return s;
+    }
+    two = _mm_castsi128_ps(_mm256_castsi256_si128(second));
+    out = _mm_cmpgt_ps(max, _mm_mul_ps(two, _mm_set1_ps(2)));
+    far = _mm_andnot_ps(_mm_cmplt_ps(max, _mm_mul_ps(two, _mm_set1_ps(128))), out);
+    ref = _mm_blendv_ps(max, two, _mm_andnot_ps(far, out));
+    top = _mm_blendv_ps(_mm_set1_ps(127), _mm_set1_ps(MM_TOP), far);
+    s.scale = _mm_cvtss_f32(_mm_div_ss(ref, top));
+    s.inv = _mm256_broadcastss_ps(_mm_div_ss(top, ref));
+    s.apart = (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(out));
+    return s;
+}
+
+/* Words of 8 columns of v[0] to v[1], then v[2] to v[3], as packs_epi32 orders them. */
+TILE_INLINE void words_of(const __m256 v[4], __m256 inv, __m256i q[2]) {
+    q[0] = _mm256_packs_epi32(quant8(v[0], inv), quant8(v[1], inv));
+    q[1] = _mm256_packs_epi32(quant8(v[2], inv), quant8(v[3], inv));
+}
+/* n * sum of 32 words. */
+TILE_INLINE int sum_times(const __m256i q[2], const int16_t n) {
+    __m256i v = _mm256_add_epi32(_mm256_madd_epi16(q[0], _mm256_set1_epi16(n)), _mm256_madd_epi16(q[1], _mm256_set1_epi16(n)));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
 void mm_avx2_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
     uint32_t n_blocks = mm_act_blocks(ACT_I8_32_TOP, n_cols), step;
     for (uint32_t t = t0; t < t1; t++) {
         act_i8_32 *a = (act_i8_32 *)((uint8_t *)dst + mm_act_at(ACT_I8_32_TOP, n_blocks, m, t, &step));
         const float *row = x + t * ldx;
         for (uint32_t b = 0; b < n_blocks; b++, a += step) {
-            __m256 v[4], inv;
-            __m256i mag[4], is[4], first, second, q0, q1;
-            __m128 max, two, out, far, ref, top;
-            __m128i sum;
-            uint32_t bits, at, stands;
+            __m256 v[4];
+            __m256i mag[4], is[4], q[2];
+            top_step s;
+            uint32_t bits, at;
             int big, up;
             load32(row, 32 * b, n_cols, v);
             UNROLL
             for (int i = 0; i < 4; i++) mag[i] = magnitude(v[i]);
-            two_largest(mag, &first, &second);
-            bits = (uint32_t)_mm256_extract_epi32(first, 0);
-            max = _mm_castsi128_ps(_mm256_castsi256_si128(first));
-            if (bits >= 0x7f800000u || _mm_cvtss_f32(max) < MM_TINY) {
+            s = step_of(mag);
+            if (!(s.scale > 0)) {
                 memset(a, 0, sizeof *a);
-                bits = 0x7fc00000u & -(uint32_t)(bits >= 0x7f800000u);
-                memcpy(&a->scale, &bits, 4);
+                a->scale = s.scale;
                 continue;
             }
-            two = _mm_castsi128_ps(_mm256_castsi256_si128(second));
-            out = _mm_cmpgt_ps(max, _mm_mul_ps(two, _mm_set1_ps(2)));
-            far = _mm_andnot_ps(_mm_cmplt_ps(max, _mm_mul_ps(two, _mm_set1_ps(128))), out);
-            ref = _mm_blendv_ps(max, two, _mm_andnot_ps(far, out));
-            top = _mm_blendv_ps(_mm_set1_ps(127), _mm_set1_ps(MM_TOP), far);
-            _mm_store_ss(&a->scale, _mm_div_ss(ref, top));
-            inv = _mm256_broadcastss_ps(_mm_div_ss(top, ref));
-
             UNROLL
-            for (int i = 0; i < 4; i++) is[i] = _mm256_cmpeq_epi32(mag[i], first);
+            for (int i = 0; i < 4; i++) is[i] = _mm256_cmpeq_epi32(mag[i], s.first);
             at = (uint32_t)__builtin_ctz((uint32_t)_mm256_movemask_epi8(
                 bytes_of(_mm256_packs_epi32(is[0], is[1]), _mm256_packs_epi32(is[2], is[3]))));
-            q0 = _mm256_packs_epi32(quant8(v[0], inv), quant8(v[1], inv));
-            q1 = _mm256_packs_epi32(quant8(v[2], inv), quant8(v[3], inv));
-            _mm256_storeu_si256((__m256i *)a->q, bytes_of(q0, q1));
-            q0 = _mm256_add_epi32(_mm256_madd_epi16(q0, _mm256_set1_epi16(-8)), _mm256_madd_epi16(q1, _mm256_set1_epi16(-8)));
-            sum = _mm_add_epi32(_mm256_castsi256_si128(q0), _mm256_extracti128_si256(q0, 1));
-            sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-            a->minus8 = _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
-
+            words_of(v, s.inv, q);
+            _mm256_storeu_si256((__m256i *)a->q, bytes_of(q[0], q[1]));
+            a->minus8 = sum_times(q, -8);
+            a->scale = s.scale;
             /* The largest again by itself: its byte above is right only where it does not stand out. */
-            stands = (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(out));
-            big = _mm_cvtss_si32(_mm_mul_ss(_mm_load_ss(row + 32 * b + at), _mm256_castps256_ps128(inv)));
-            up = (big + 64) >> 7 & (int)stands;
+            big = _mm_cvtss_si32(_mm_mul_ss(_mm_load_ss(row + 32 * b + at), _mm256_castps256_ps128(s.inv)));
+            up = (big + 64) >> 7 & (int)s.apart;
             a->q[at] = (int8_t)(big - 128 * up);
             bits = ((uint32_t)up & 255) << 8 * (at % 4);
             memcpy(a->top, &bits, 4);
-            a->at = 32 * (at / 4) & stands;
+            a->at = 32 * (at / 4) & s.apart;
+        }
+    }
+}
+
+void mm_avx2_act_i16_top(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    uint32_t n_blocks = mm_act_blocks(ACT_I16_TOP, n_cols), step;
+    for (uint32_t t = t0; t < t1; t++) {
+        act_i16_32 *a = (act_i16_32 *)((uint8_t *)dst + mm_act_at(ACT_I16_TOP, n_blocks, m, t, &step));
+        const float *row = x + t * ldx;
+        for (uint32_t b = 0; b < n_blocks; b++, a += step) {
+            __m256 v[4];
+            __m256i mag[4], q[2];
+            top_step s;
+            load32(row, 32 * b, n_cols, v);
+            UNROLL
+            for (int i = 0; i < 4; i++) mag[i] = magnitude(v[i]);
+            s = step_of(mag);
+            words_of(v, s.inv, q);
+            if (!(s.scale > 0)) q[0] = q[1] = _mm256_setzero_si256(); /* as in quant32 */
+            UNROLL
+            for (int i = 0; i < 2; i++)
+                _mm256_storeu_si256((__m256i *)(a->q + 16 * i), _mm256_shuffle_epi8(_mm256_permute4x64_epi64(q[i], 0xd8), order));
+            a->minus128 = sum_times(q, -128);
+            a->scale = s.scale;
         }
     }
 }

@@ -117,6 +117,7 @@ typedef struct {
     mm_wide wide[MM_WIDE + 1]; /* [tokens], or NULLs: for sets with more registers */
     uint32_t wide_below;       /* from MM_PANEL + 1 to so many tokens less one the wide tiles win (measured); 0: never */
     void (*unpack)(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *panel);
+    bool words;                      /* of Q8_0: meets ACT_I16_TOP */
     uint32_t panel_units, panel_min; /* units per run of k at most; tokens from which the panel wins (measured) */
     ptrdiff_t ahead;                 /* bytes of prefetch in a stream; further is slower than none (measured) */
 } mm_tiles;
@@ -128,6 +129,7 @@ void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint3
 void mm_avx2_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
+void mm_avx2_act_i16_top(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 void mm_avx2_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
 

@@ -176,7 +176,7 @@ static void block(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_t
 
 void mm_avx2_drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32_t m, float *y, size_t ldy, uint32_t r0,
                    uint32_t r1, void *scratch) {
-    act_kind kind = mm_act_kind(NULL, w->type);
+    act_kind kind = t->words ? ACT_I16_TOP : mm_act_kind(NULL, w->type);
     uint32_t g0 = r0 / MM_ROWS, g1 = (r1 + MM_ROWS - 1) / MM_ROWS, n, size;
     call c = {.t = t,
               .w = w,
@@ -223,6 +223,8 @@ const mm_ops mm_avx2 = {
                  [ACT_I8_32] = mm_avx2_act_i8_32,
                  [ACT_I8_256] = mm_avx2_act_i8_256,
                  [ACT_I16_32] = mm_avx2_act_i16_32,
-                 [ACT_I8_32_TOP] = mm_avx2_act_top_32},
+                 [ACT_I8_32_TOP] = mm_avx2_act_top_32,
+                 [ACT_I16_TOP] = mm_avx2_act_i16_top},
+    .words = true,
     .mul = mul_of,
 };

@@ -1,50 +1,29 @@
-/* mm_i8_32.c - Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: blocks of 32, one float update per block.
+/* mm_i8_32.c - Q4_0, Q4_1, Q5_0, Q5_1: blocks of 32, one float update per block.
  *
  * Eight maddubs run into one int16 accumulator.  Values are unsigned; an offset (8 or 16) is the accumulator's start,
  * -offset * the activations' lane sums: additions may wrap on the way, the final lane is a sum of 16 (q - off) * a,
  * at most 16 * 16 * 127 = 32512.  Q4_1 starts at 0 (16 * 15 * 127 = 30480); Q5_1 uses the offset 16 and adds
- * 16 * sum(a), twice minus8 taken off, to the 32-bit sum.
- *
- * Whole bytes are too large for that.  They are made signed again, their signs go over to the activations (-127..127), and
- * maddubs multiplies their sizes, at most 128: a pair is at most 2 * 128 * 127 = 32512 and goes to 32 bits by itself. */
+ * 16 * sum(a), twice minus8 taken off, to the 32-bit sum. */
 #include "kernels/avx2/mm_avx2.h"
 
 #define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
 #define HAS_MIN(ty)  ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
-#define IN_BYTES(ty) ((ty) == TENSOR_Q8_0)
 #define HEAD(ty)     (HAS_MIN(ty) ? 64 : 32)
-#define BLOCK(ty)    (IN_BYTES(ty) ? 256 : HAS_BIT5(ty) ? 160 : 128)
-
-/* A vector of weights and one token: acc += products; size: of the weights, for whole bytes. */
-#define ADD(ty, acc, w, size, a)                                                                                       \
-    do {                                                                                                               \
-        if (IN_BYTES(ty))                                                                                              \
-            MAC16(acc, _mm256_maddubs_epi16(size, _mm256_sign_epi8(a, w)), _mm256_set1_epi16(1));                      \
-        else                                                                                                           \
-            MAC(acc, w, a);                                                                                            \
-    } while (0)
+#define BLOCK(ty)    (HAS_BIT5(ty) ? 160 : 128)
 
 TILE_INLINE __m256i start(const tensor_type ty, const act_i8_32 *a) {
     __m256i init;
-    if (ty == TENSOR_Q4_1 || IN_BYTES(ty)) return _mm256_setzero_si256();
+    if (ty == TENSOR_Q4_1) return _mm256_setzero_si256();
     init = start32(a->init);
     return HAS_BIT5(ty) ? _mm256_add_epi16(init, init) : init;
 }
 
 TILE_INLINE __m256i unpack(const tensor_type ty, const uint8_t *blk, const int q) {
-    if (IN_BYTES(ty)) return _mm256_xor_si256(load256(blk + 32 * q), _mm256_set1_epi8(-128));
     return HAS_BIT5(ty) ? five_vec(blk, q) : nibble_vec(blk, q);
-}
-TILE_INLINE __m256i size_of(const tensor_type ty, __m256i w) { return IN_BYTES(ty) ? _mm256_abs_epi8(w) : w; }
-
-/* What the column that stands out in a token's block (act_i8_32) adds to a sum: w are its weights, signed. */
-TILE_INLINE __m256i add_top(__m256i sum, __m256i w, const act_i8_32 *a) {
-    __m256i v = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(bcast32(a->top), w));
-    return _mm256_add_epi32(sum, _mm256_slli_epi32(_mm256_madd_epi16(v, _mm256_set1_epi16(1)), 7));
 }
 
 TILE_INLINE __m256 finish(const tensor_type ty, __m256i acc, __m256 d, __m256 m, __m256 f, const act_i8_32 *a) {
-    __m256i sum = IN_BYTES(ty) ? acc : _mm256_madd_epi16(acc, _mm256_set1_epi16(1));
+    __m256i sum = _mm256_madd_epi16(acc, _mm256_set1_epi16(1));
     if (ty == TENSOR_Q5_1) sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(bcast32(&a->minus8), 1));
     f = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(d, _mm256_broadcast_ss(&a->scale)), f);
     return HAS_MIN(ty) ? _mm256_fmadd_ps(m, _mm256_broadcast_ss(&a->ssum), f) : f;
@@ -71,8 +50,8 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
             for (int i = 0; i < nr * nc; i++) acc[i] = start(ty, a + i / nr);
             UNROLL
             for (int i = 0; i < 8; i++) {
-                const int q = HAS_BIT5(ty) || IN_BYTES(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
-                __m256i v[4], x[4], z[4];
+                const int q = HAS_BIT5(ty) ? i : i >> 1 | (i & 1) << 2; /* both nibbles of a vector in turn */
+                __m256i v[4], x[4];
                 FENCE();
                 prefetch_turn(p, unit / 2 * b, ahead, unit / 2, nr, i, 8);
                 if (nr == 4) { /* activations stay in registers, weights pass */
@@ -81,30 +60,21 @@ TILE_INLINE void tile(const tensor_type ty, const int nr, const int nc, const ui
                     UNROLL
                     for (int r = 0; r < nr; r++) {
                         v[0] = unpack(ty, p[r] + head + size * b, q);
-                        z[0] = size_of(ty, v[0]);
                         UNROLL
-                        for (int c = 0; c < nc; c++) ADD(ty, acc[c * nr + r], v[0], z[0], x[c]);
+                        for (int c = 0; c < nc; c++) MAC(acc[c * nr + r], v[0], x[c]);
                     }
                 } else {
                     UNROLL
                     for (int r = 0; r < nr; r++) {
                         v[r] = unpack(ty, p[r] + head + size * b, q);
-                        z[r] = size_of(ty, v[r]);
                     }
                     UNROLL
                     for (int c = 0; c < nc; c++) {
                         x[0] = bcast32(a[c].q + 4 * q);
                         UNROLL
-                        for (int r = 0; r < nr; r++) ADD(ty, acc[c * nr + r], v[r], z[r], x[0]);
+                        for (int r = 0; r < nr; r++) MAC(acc[c * nr + r], v[r], x[0]);
                     }
                 }
-            }
-            UNROLL
-            for (int c = 0; c < nc; c++) {
-                if (!IN_BYTES(ty) || !mm_has_top(a + c)) continue;
-                UNROLL
-                for (int r = 0; r < nr; r++)
-                    acc[c * nr + r] = add_top(acc[c * nr + r], unpack(ty, p[r] + head + size * b + a[c].at, 0), a + c);
             }
             UNROLL
             for (int r = 0; r < nr; r++) {
@@ -159,22 +129,15 @@ TILE_INLINE void panel_tile(const tensor_type ty, const int nc, const uint8_t *p
         for (int c = 0; c < nc; c++) acc[2 * c] = acc[2 * c + 1] = start(ty, a + c);
         UNROLL
         for (int q = 0; q < 8; q++) {
-            __m256i w0, w1, z0, z1;
+            __m256i w0, w1;
             FENCE();
             w0 = load256(p + 64 * q), w1 = load256(p + 64 * q + 32);
-            z0 = size_of(ty, w0), z1 = size_of(ty, w1);
             UNROLL
             for (int c = 0; c < nc; c++) {
                 __m256i v = bcast32(a[c].q + 4 * q);
-                ADD(ty, acc[2 * c], w0, z0, v);
-                ADD(ty, acc[2 * c + 1], w1, z1, v);
+                MAC(acc[2 * c], w0, v);
+                MAC(acc[2 * c + 1], w1, v);
             }
-        }
-        UNROLL
-        for (int c = 0; c < nc; c++) {
-            if (!IN_BYTES(ty) || !mm_has_top(a + c)) continue;
-            acc[2 * c] = add_top(acc[2 * c], load256(p + 2 * a[c].at), a + c);
-            acc[2 * c + 1] = add_top(acc[2 * c + 1], load256(p + 2 * a[c].at + 32), a + c);
         }
         UNROLL
         for (int r = 0; r < 2; r++) {
@@ -230,14 +193,8 @@ MM_SHAPES(DIRECT)
 #define TY         TENSOR_Q5_1
 #define FN(nr, nc) q5_1_##nr##x##nc
 MM_SHAPES(DIRECT)
-#undef TY
-#undef FN
-#define TY         TENSOR_Q8_0
-#define FN(nr, nc) q8_0_##nr##x##nc
-MM_SHAPES(DIRECT)
 
 TYPE(q4_0, TENSOR_Q4_0, 20)
 TYPE(q4_1, TENSOR_Q4_1, 18)
 TYPE(q5_0, TENSOR_Q5_0, 12)
 TYPE(q5_1, TENSOR_Q5_1, 13)
-TYPE(q8_0, TENSOR_Q8_0, 96)

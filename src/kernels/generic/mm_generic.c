@@ -96,6 +96,20 @@ static void act_top_32_block(act_i8_32 *a, const float *v) {
     a->minus8 = -8 * sum;
 }
 
+static void act_i16_top_block(act_i16_32 *a, const float *v) {
+    act_i8_32 b;
+    int sum = 0;
+    act_top_32_block(&b, v);
+    for (uint32_t i = 0; i < 32; i++) {
+        uint32_t j = i - b.at / 8;
+        int q = b.q[i] + 128 * (j < 4 ? b.top[j] : 0);
+        a->q[i / 4 * 4 + (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4)] = (int16_t)q;
+        sum += q;
+    }
+    a->minus128 = -128 * sum;
+    a->scale = b.scale;
+}
+
 static void act_i8_256_block(act_i8_256 *a, const float *v) {
     float inv;
     memset(a, 0, sizeof *a);
@@ -138,6 +152,7 @@ static void act_pack(act_kind kind, const float *x, size_t ldx, uint32_t n_cols,
             case ACT_F32: memcpy(p, v, 4); break;
             case ACT_I8_32: act_i8_32_block((act_i8_32 *)p, v); break;
             case ACT_I8_32_TOP: act_top_32_block((act_i8_32 *)p, v); break;
+            case ACT_I16_TOP: act_i16_top_block((act_i16_32 *)p, v); break;
             case ACT_I8_256: act_i8_256_block((act_i8_256 *)p, v); break;
             default: act_i16_32_block((act_i16_32 *)p, v); break;
             }
@@ -154,6 +169,10 @@ static void act_i8_32_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t
 }
 void mm_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
     act_pack(ACT_I8_32_TOP, x, ldx, n_cols, m, t0, t1, dst);
+}
+static void act_i16_top_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1,
+                             void *dst) {
+    act_pack(ACT_I16_TOP, x, ldx, n_cols, m, t0, t1, dst);
 }
 static void act_i8_256_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1,
                             void *dst) {
@@ -366,6 +385,7 @@ const mm_ops mm_generic = {
                  [ACT_I8_32] = act_i8_32_pack,
                  [ACT_I8_256] = act_i8_256_pack,
                  [ACT_I16_32] = act_i16_32_pack,
-                 [ACT_I8_32_TOP] = mm_act_top_32},
+                 [ACT_I8_32_TOP] = mm_act_top_32,
+                 [ACT_I16_TOP] = act_i16_top_pack},
     .mul = mul_of,
 };
