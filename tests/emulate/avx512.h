@@ -75,6 +75,8 @@ static inline simde__m512i emulate_srli_8_bytes(simde__m512i v) {
     return simde__m512i_from_private(x);
 }
 
+static inline __m256 emulate_extractf32x8_ps(simde__m512 v, int i) { return simde__m512_to_private(v).m256[i]; }
+
 /* Without this the unrolled tiles take minutes to compile. */
 #define TILE_PLAIN 1
 
@@ -83,32 +85,40 @@ static inline simde__m512i emulate_srli_8_bytes(simde__m512i v) {
 #undef _mm256_permutexvar_epi16
 #define __m512                  simde__m512
 #define __m512i                 simde__m512i
+#define __mmask16               simde__mmask16
 #define _mm512_add_epi32        simde_mm512_add_epi32
+#define _mm512_add_ps           simde_mm512_add_ps
 #define _mm512_and_si512        simde_mm512_and_si512
 #define _mm512_andnot_si512     simde_mm512_andnot_si512
 #define _mm512_broadcastss_ps   simde_mm512_broadcastss_ps
 #define _mm512_bsrli_epi128(v, n) emulate_srli_8_bytes(v) /* all that is asked for */
+#define _mm512_castps512_ps256  simde_mm512_castps512_ps256
 #define _mm512_castps_si512     simde_mm512_castps_si512
 #define _mm512_castsi256_si512  emulate_low
 #define _mm512_castsi512_ps     simde_mm512_castsi512_ps
+#define _mm512_cmp_ps_mask      simde_mm512_cmp_ps_mask
 #define _mm512_cvtepi32_ps      emulate_cvtepi32_ps
 #define _mm512_cvtepi8_epi16    emulate_cvtepi8_epi16
-#define _mm512_cvtepu8_epi16    emulate_cvtepu8_epi16
 #define _mm512_cvtepi8_epi32    emulate_cvtepi8_epi32
 #define _mm512_cvtepu16_epi32   emulate_cvtepu16_epi32
+#define _mm512_cvtepu8_epi16    emulate_cvtepu8_epi16
 #define _mm512_cvtph_ps         emulate_cvtph_ps
 #define _mm512_dpbusd_epi32     simde_mm512_dpbusd_epi32
 #define _mm512_dpwssd_epi32     simde_mm512_dpwssd_epi32
+#define _mm512_extractf32x8_ps  emulate_extractf32x8_ps
 #define _mm512_fmadd_ps         simde_mm512_fmadd_ps
 #define _mm512_fnmadd_ps        simde_mm512_fnmadd_ps
 #define _mm512_inserti64x4(v, high, n) emulate_join(v, high) /* n is 1 */
 #define _mm512_loadu_ps         simde_mm512_loadu_ps
 #define _mm512_loadu_si512      simde_mm512_loadu_si512
+#define _mm512_mask_mov_ps      simde_mm512_mask_mov_ps
+#define _mm512_maskz_mul_ps     simde_mm512_maskz_mul_ps
+#define _mm512_max_ps           simde_mm512_max_ps
 #define _mm512_mul_ps           simde_mm512_mul_ps
 #define _mm512_mullo_epi32      simde_mm512_mullo_epi32
 #define _mm512_or_si512         simde_mm512_or_si512
-#define _mm512_set1_epi8        simde_mm512_set1_epi8
 #define _mm512_set1_epi32       simde_mm512_set1_epi32
+#define _mm512_set1_epi8        simde_mm512_set1_epi8
 #define _mm512_set1_ps          simde_mm512_set1_ps
 #define _mm512_setzero_ps       simde_mm512_setzero_ps
 #define _mm512_setzero_si512    simde_mm512_setzero_si512
@@ -117,6 +127,7 @@ static inline simde__m512i emulate_srli_8_bytes(simde__m512i v) {
 #define _mm512_srli_epi16       emulate_srli_epi16
 #define _mm512_storeu_ps        simde_mm512_storeu_ps
 #define _mm512_storeu_si512     simde_mm512_storeu_si512
+#define _mm512_sub_ps           simde_mm512_sub_ps
 #define _mm512_unpackhi_epi16   simde_mm512_unpackhi_epi16
 #define _mm512_unpacklo_epi16   simde_mm512_unpacklo_epi16
 #define _mm256_dpbusd_epi32     simde_mm256_dpbusd_epi32

@@ -21,6 +21,9 @@
 #define IN_ORDER ((void)0)
 #endif
 
+static inline uint32_t later(uint32_t a, uint32_t b) { return a > b ? a : b; }
+static inline uint32_t sooner(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
 TILE_INLINE __m256 floats8(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
 TILE_INLINE __m256 halves8(const char *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 TILE_INLINE __m256 brains8(const char *p) {

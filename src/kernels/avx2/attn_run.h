@@ -9,6 +9,9 @@
  *
  * A lane is one position (scores) or one dimension (values), so no sum is ever split: rows, tiles and pages can be cut
  * anywhere.
+ *
+ * This is for few rows, whose time is the memory's: a step of decoding.  Many rows go to attn_seg.h, but for q4 with AVX2
+ * and pages of less than 16 positions.
  * Read: run, tile_block, scores, max_row, weigh_row, values. */
 #include "kernels/avx2/attn_loops.h"
 #include "kernels/avx2/kv_turn_avx2.h"
@@ -63,9 +66,6 @@ typedef struct {
     uint32_t n_rows, n_groups;
     row_group groups[MAX_GROUPS];
 } tile;
-
-static uint32_t later(uint32_t a, uint32_t b) { return a > b ? a : b; }
-static uint32_t sooner(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* ---- one block of a tile ---- */
 
@@ -485,15 +485,20 @@ static void tile_block(const attn_job *job, tile *t, uint32_t base) {
                       job->shape.head_dim);
 }
 
-static void finish_row(float *out, float big_m, float big_l, const float *sink, uint32_t head_dim) {
+/* What a row's value sums are multiplied by in the end. */
+static float part_of_sum(float big_m, float big_l, const float *sink) {
     float a = 1;
     if (sink) {
         float max = *sink > big_m ? *sink : big_m;
         a = math_weightf(big_m - max);
         big_l = fmaf(1.0f, math_weightf(*sink - max), big_l * a);
     }
-    __m256 inv = _mm256_set1_ps(a * (1.0f / big_l));
-    for (uint32_t d = 0; d < head_dim; d += 8) _mm256_storeu_ps(out + d, _mm256_mul_ps(_mm256_loadu_ps(out + d), inv));
+    return a * (1.0f / big_l);
+}
+
+static void finish_row(float *out, float part, uint32_t head_dim) {
+    __m256 x = _mm256_set1_ps(part);
+    for (uint32_t d = 0; d < head_dim; d += 8) _mm256_storeu_ps(out + d, _mm256_mul_ps(_mm256_loadu_ps(out + d), x));
 }
 
 /* Queries [i0, i0 + n) with heads [h0, h0 + n_heads). */
@@ -531,22 +536,25 @@ static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint
     for (uint32_t base = lo / ATTN_BLOCK * ATTN_BLOCK; base < hi; base += ATTN_BLOCK) tile_block(job, t, base);
     for (uint32_t r = 0; r < t->n_rows; r++) {
         if (t->lo[r] >= t->hi[r]) continue;
-        finish_row(t->out[r], t->big_m[r], t->big_l[r], job->sinks ? &job->sinks[h0 + r % n_heads] : NULL, head_dim);
+        const float *sink = job->sinks ? &job->sinks[h0 + r % n_heads] : NULL;
+        finish_row(t->out[r], part_of_sum(t->big_m[r], t->big_l[r], sink), head_dim);
         if (job->shape.scheme == KV_Q4) kv_turn_avx2(t->out[r], t->out[r], head_dim, KV_TURN_BACK);
     }
 }
 
+#include "kernels/avx2/attn_seg.h"
+
 static void run(const attn_job *job, void *scratch) {
-#if ATTN_WIDE /* many rows fill the multipliers either way, and 8 lanes do so by 8 % more (measured) */
-    if (job->n_q > 1 && (uint64_t)job->n_q * job->n_group > GROUP_ROWS) {
-        attn_avx2.run(job, scratch);
+    if (job->n_q > 1 && (uint64_t)job->n_q * job->n_group > GROUP_ROWS && job->shape.page_tokens >= KV_LANES &&
+        (ATTN_WIDE || job->shape.scheme != KV_Q4)) { /* taking q4 apart for each 6 rows would cost 15 % more than it gains */
+        run_segment(job, scratch);
         return;
     }
-#endif
     uint32_t heads = sooner(job->n_group, TILE_ROWS), queries = TILE_ROWS / heads;
     for (uint32_t i = 0; i < job->n_q; i += queries)
         for (uint32_t h = 0; h < job->n_group; h += heads)
             run_tile(job, scratch, i, sooner(queries, job->n_q - i), h, sooner(heads, job->n_group - h));
 }
 
-const attn_ops ATTN_OPS = {.store = kv_store_avx2, .run = run, .scratch_bytes = sizeof(tile)};
+enum { SCRATCH = sizeof(tile) > sizeof(segment) ? sizeof(tile) : sizeof(segment) };
+const attn_ops ATTN_OPS = {.store = kv_store_avx2, .run = run, .scratch_bytes = SCRATCH};
