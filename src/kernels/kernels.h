@@ -16,7 +16,7 @@
 /* Raised whenever a stored logit would change (part of every identity). */
 #define HD_NUMERICS_VERSION 3
 /* Raised whenever packed weights of one layout would differ (part of the name of a packed file). */
-enum { HD_PACK_VERSION = 2 };
+enum { HD_PACK_VERSION = 3 };
 
 typedef struct kernels kernels;
 /* The set of that name, or for NULL the best this CPU has.  NULL if it has not got it. */
@@ -28,8 +28,9 @@ const char *kernels_name(const kernels *k);
 /* ---- matrix products: y = W x ----
  * W has n_rows outputs and n_cols inputs (a multiple of the type's block, 1 to 2^31).  Weights are repacked at load
  * into groups of 8 rows (rows padded to 8, columns to the unit); activations are quantised per token and block of a
- * token's row into the form the weight type wants.  Both forms, and the order of operations, are in mm_layout.h and the
- * same for every path here, so a packed file outlives a change of path.  All sizes are the caller's to have checked. */
+ * token's row into the form the weight type wants.  Both forms, and the order of operations, are in mm_layout.h.  Packed
+ * weights are the same for every path here, so a packed file outlives a change of path; of activations the values are, and
+ * where a path has them in another form (ACT_I16_32, ACT_I16_TOP) it has a kind of its own.  All sizes are the caller's to have checked. */
 typedef enum { ACT_F32, ACT_I8_32, ACT_I8_256, ACT_I16_32, ACT_I8_32_TOP, ACT_I16_TOP, ACT_KINDS } act_kind;
 
 typedef struct {

@@ -14,7 +14,7 @@ typedef void (*mm_mul_fn)(const mm_weight *w, const void *act, uint32_t m, float
 typedef struct {
     mm_act_fn act_pack[ACT_KINDS];      /* NULL for a kind that no type of the set meets */
     mm_mul_fn (*mul)(tensor_type type); /* NULL for a type without a kernel */
-    bool words;                         /* Q8_0 meets ACT_I16_TOP, the values of ACT_I8_32_TOP in another form */
+    bool words;                         /* IQ4 meets ACT_I16_32 and Q8_0 ACT_I16_TOP, elsewhere ACT_I8_32 and ACT_I8_32_TOP */
 } mm_ops;
 
 typedef struct attn_ops attn_ops;

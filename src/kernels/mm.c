@@ -17,7 +17,7 @@ act_kind mm_act_kind(const kernels *k, tensor_type type) {
     case TENSOR_Q5_1: return ACT_I8_32;
     case TENSOR_Q8_0: return k && k->mm->words ? ACT_I16_TOP : ACT_I8_32_TOP;
     case TENSOR_IQ4_NL:
-    case TENSOR_IQ4_XS: return ACT_I16_32;
+    case TENSOR_IQ4_XS: return k && k->mm->words ? ACT_I16_32 : ACT_I8_32;
     case TENSOR_Q2_K:
     case TENSOR_Q3_K:
     case TENSOR_Q4_K:

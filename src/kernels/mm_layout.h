@@ -10,13 +10,13 @@
  *   Q5_0            64   352   d f16[2][r]               2 x fives
  *   Q5_1            64   384   d f16[2][r], m f16[2][r]  2 x fives
  *   Q8_0            64   544   d f16[2][r]               2 x octets
- *   IQ4_NL          64   288   d f16[2][r]               2 x pair nibbles
+ *   IQ4_NL          64   288   d f16[2][r]               2 x nibbles
  *   Q4_K           256  1184   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x nibbles
  *   Q5_K           256  1440   d f16[r], dmin f16[r], scales u8[64], mins u8[64]   8 x fives
  *   Q6_K           256  1680   d f16[r], scales i8[128]                            8 x sixes
  *   Q2_K           256   672   d f16[r], dmin f16[r], scale | min << 4 u8[128]     8 x twos
  *   Q3_K           256   912   d f16[r], scales i8[128]                            8 x threes
- *   IQ4_XS         256  1104   d f16[r], scales i8[8][r] (already less 32)         8 x pair nibbles
+ *   IQ4_XS         256  1104   d f16[r], scales i8[8][r] (already less 32)         8 x nibbles
  *
  * Per 32 columns (k = 0..31 inside them), made so that one 256-bit vector is 8 rows x 4 consecutive k and is multiplied
  * by one broadcast 32-bit word of four int8 activations:
@@ -30,8 +30,6 @@
  *   fives    160 B  b=0: w0 | w5.012 << 5    b=1: w1 | w7.3 << 5 | w5.34 << 6    b=2: w2 | w6.012 << 5
  *                   b=3: w3 | w7.4 << 5 | w6.34 << 6    b=4: w4 | w7.012 << 5
  *   sixes    192 B  two halves of 96 B for 16 k each, in a half  b=0..2: wb | w3.(2b, 2b+1) << 6
- * or, for types that multiply int16, one 256-bit vector of which is 8 rows x 2 k after widening:
- *   pair nibbles 128 B  as nibbles, but the bytes of a word are k = 0, 2, 1, 3: its even bytes widen to (0, 1)
  * Scales of a 256-unit, 16 B for each pair (2p, 2p+1): [r0-3 of 2p][r0-3 of 2p+1][r4-7 of 2p][r4-7 of 2p+1], where the
  * pair is two sub-blocks of 32 (Q4_K, Q5_K) or of 16 columns.  Mins of Q4_K and Q5_K: r0 (2p, 2p+1), r1 (2p, 2p+1)...
  * As measured, the 2.8 % that whole bytes for 6-bit scales cost in Q4_K are cheaper than unpacking them.
@@ -40,10 +38,10 @@
  * [k][token].
  *
  * Definition of a product, y from +0, blocks in rising k, every int sum exact in 32 bits, every fma rounded once:
- *   32-blocks, int8:   y = fma(f32(sum (q - off) a), d * s, y)   off: Q4_0 8, Q5_0 16, Q8_0 128, Q4_1 and Q5_1 0
+ *   32-blocks, int8:   y = fma(f32(sum (q - off) a), d * s, y)   off: Q4_0 8, Q5_0 16, Q8_0 128, others 0
  *                      (Q8_0: a of the column that stands out has 15 bits, act_i8_32)
+ *                      (IQ4: q = table[nibble]; IQ4_XS: d = d * scale)
  *                      Q4_1, Q5_1 then: y = fma(m, ssum, y)
- *   32-blocks, int16:  y = fma(f32(sum q a), d * s, y)           IQ4: q = table[nibble]; IQ4_XS: d = d * scale
  *   256-blocks, int8:  y = fma(f32(sum_j scale_j sum (q - off) a), d * s, y)      off: Q6_K 32, Q3_K 4, others 0
  *                      with mins then: y = fma(-f32(sum_j min_j sum a), dmin * s, y)
  *   F32 F16 BF16:      y = fma(w, a, y) for each k */
@@ -94,7 +92,7 @@ static inline size_t mm_group_bytes(tensor_type type, uint32_t n_cols) {
     return (size_t)mm_units(type, n_cols) * bytes;
 }
 
-/* The scale of a record is amax / 127 (/ MM_TOP16).  A block whose values are all below MM_TINY counts as zeros, so that
+/* The scale of a record is amax / 127.  A block whose values are all below MM_TINY counts as zeros, so that
  * the reciprocal stays finite; a block with a NaN or an infinity has scale NaN and zeros, which makes every output of
  * that token NaN and no other. */
 #define MM_TINY 1e-30f
@@ -129,13 +127,13 @@ typedef struct {
     int32_t minus32[16]; /* -32 * sum over each 16 */
 } act_i8_256;
 
-/* q is 256 h + l with h and l of 8 bits with a sign: what is multiplied as bytes needs no third. */
-enum { MM_TOP16 = 127 * 256 + 127 };
+/* ACT_I16_32 and ACT_I16_TOP: the values and scale of ACT_I8_32 and ACT_I8_32_TOP for a set that multiplies words.  Each four
+ * columns stand as 0, 2, 1, 3, because four bytes of weights widen to (0, 2) and (1, 3) without a shuffle. */
 typedef struct {
-    int16_t q[32];    /* -MM_TOP16..MM_TOP16 */
+    int16_t q[32];
     int32_t minus128; /* -128 * sum q */
     float scale;
-} act_i16_32; /* ACT_I16_TOP: the values and scale of ACT_I8_32_TOP, columns 0, 2, 1, 3 of each four */
+} act_i16_32;
 
 _Static_assert(sizeof(act_i8_32) == 48 && sizeof(act_i8_256) == 448 && sizeof(act_i16_32) == 72, "records are packed");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "packed words are little-endian");

@@ -57,12 +57,6 @@ static inline void put_octets(uint8_t *o, unsigned r, const uint8_t *qs) {
 static inline void copy_nibbles(uint8_t *nib, unsigned r, const uint8_t *qs) {
     for (unsigned j = 0; j < 4; j++) memcpy(nib + 32 * j + 4 * r, qs + 4 * j, 4);
 }
-static inline void copy_pair_nibbles(uint8_t *nib, unsigned r, const uint8_t *qs) {
-    for (unsigned j = 0; j < 4; j++) {
-        const uint8_t v[4] = {qs[4 * j], qs[4 * j + 2], qs[4 * j + 1], qs[4 * j + 3]};
-        memcpy(nib + 32 * j + 4 * r, v, 4);
-    }
-}
 /* Q5_0 and Q5_1: 16 bytes of nibbles and a word whose bit k is the high bit of element k. */
 static inline void copy_fives(uint8_t *o, unsigned r, const uint8_t *qs, uint32_t qh) {
     uint8_t q[32];
@@ -79,6 +73,7 @@ static void pack_32(tensor_type type, uint8_t *unit, unsigned r, const uint8_t *
     for (unsigned b = 0; b < n; b++) {
         switch ((int)type) {
         case TENSOR_Q4_0:
+        case TENSOR_IQ4_NL:
             memcpy(unit + 16 * b + 2 * r, src, 2);
             copy_nibbles(unit + 32 + 128 * b, r, src + 2);
             src += 18;
@@ -99,11 +94,6 @@ static void pack_32(tensor_type type, uint8_t *unit, unsigned r, const uint8_t *
             memcpy(unit + 32 + 16 * b + 2 * r, src + 2, 2);
             copy_fives(unit + 64 + 160 * b, r, src + 8, mm_ld32(src + 4));
             src += 24;
-            break;
-        case TENSOR_IQ4_NL:
-            memcpy(unit + 16 * b + 2 * r, src, 2);
-            copy_pair_nibbles(unit + 32 + 128 * b, r, src + 2);
-            src += 18;
             break;
         default: /* Q8_0 */
             memcpy(unit + 16 * b + 2 * r, src, 2);
@@ -215,7 +205,7 @@ static void pack_iq4_xs(uint8_t *unit, unsigned r, const uint8_t *src) {
     for (unsigned j = 0; j < 8; j++) {
         int s = (sl[j / 2] >> 4 * (j & 1) & 15) | (int)(sh >> 2 * j & 3) << 4;
         unit[16 + 8 * j + r] = (uint8_t)(s - 32);
-        copy_pair_nibbles(unit + 80 + 128 * j, r, qs + 16 * j);
+        copy_nibbles(unit + 80 + 128 * j, r, qs + 16 * j);
     }
 }
 

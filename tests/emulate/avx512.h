@@ -82,7 +82,6 @@ static inline __m256 emulate_extractf32x8_ps(simde__m512 v, int i) { return simd
 
 #undef _mm256_dpbusd_epi32
 #undef _mm256_dpwssd_epi32
-#undef _mm256_permutexvar_epi16
 #define __m512                  simde__m512
 #define __m512i                 simde__m512i
 #define __mmask16               simde__mmask16
@@ -90,6 +89,7 @@ static inline __m256 emulate_extractf32x8_ps(simde__m512 v, int i) { return simd
 #define _mm512_add_ps           simde_mm512_add_ps
 #define _mm512_and_si512        simde_mm512_and_si512
 #define _mm512_andnot_si512     simde_mm512_andnot_si512
+#define _mm512_broadcast_i32x4  simde_mm512_broadcast_i32x4
 #define _mm512_broadcastss_ps   simde_mm512_broadcastss_ps
 #define _mm512_bsrli_epi128(v, n) emulate_srli_8_bytes(v) /* all that is asked for */
 #define _mm512_castps512_ps256  simde_mm512_castps512_ps256
@@ -122,6 +122,7 @@ static inline __m256 emulate_extractf32x8_ps(simde__m512 v, int i) { return simd
 #define _mm512_set1_ps          simde_mm512_set1_ps
 #define _mm512_setzero_ps       simde_mm512_setzero_ps
 #define _mm512_setzero_si512    simde_mm512_setzero_si512
+#define _mm512_shuffle_epi8     simde_mm512_shuffle_epi8
 #define _mm512_slli_epi32       simde_mm512_slli_epi32
 #define _mm512_srai_epi32       emulate_srai_epi32
 #define _mm512_srli_epi16       emulate_srli_epi16
@@ -132,7 +133,6 @@ static inline __m256 emulate_extractf32x8_ps(simde__m512 v, int i) { return simd
 #define _mm512_unpacklo_epi16   simde_mm512_unpacklo_epi16
 #define _mm256_dpbusd_epi32     simde_mm256_dpbusd_epi32
 #define _mm256_dpwssd_epi32     simde_mm256_dpwssd_epi32
-#define _mm256_permutexvar_epi16 simde_mm256_permutexvar_epi16
 #define _mm256_dpbusd_avx_epi32 simde_mm256_dpbusd_epi32
 #define _mm256_dpwssd_avx_epi32 simde_mm256_dpwssd_epi32
 

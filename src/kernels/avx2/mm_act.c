@@ -199,8 +199,16 @@ void mm_avx2_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
     }
 }
 
-void mm_avx2_act_i16_top(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+/* Words as words_of has them. */
+TILE_INLINE void put_words(act_i16_32 *a, const __m256i q[2]) {
     const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    UNROLL
+    for (int i = 0; i < 2; i++)
+        _mm256_storeu_si256((__m256i *)(a->q + 16 * i), _mm256_shuffle_epi8(_mm256_permute4x64_epi64(q[i], 0xd8), order));
+    a->minus128 = sum_times(q, -128);
+}
+
+void mm_avx2_act_i16_top(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
     uint32_t n_blocks = mm_act_blocks(ACT_I16_TOP, n_cols), step;
     for (uint32_t t = t0; t < t1; t++) {
         act_i16_32 *a = (act_i16_32 *)((uint8_t *)dst + mm_act_at(ACT_I16_TOP, n_blocks, m, t, &step));
@@ -215,10 +223,7 @@ void mm_avx2_act_i16_top(const float *x, size_t ldx, uint32_t n_cols, uint32_t m
             s = step_of(mag);
             words_of(v, s.inv, q);
             if (!(s.scale > 0)) q[0] = q[1] = _mm256_setzero_si256(); /* as in quant32 */
-            UNROLL
-            for (int i = 0; i < 2; i++)
-                _mm256_storeu_si256((__m256i *)(a->q + 16 * i), _mm256_shuffle_epi8(_mm256_permute4x64_epi64(q[i], 0xd8), order));
-            a->minus128 = sum_times(q, -128);
+            put_words(a, q);
             a->scale = s.scale;
         }
     }
@@ -269,23 +274,14 @@ void mm_avx2_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
         act_i16_32 *a = (act_i16_32 *)((uint8_t *)dst + mm_act_at(ACT_I16_32, n_blocks, m, t, &step));
         const float *row = x + t * ldx;
         for (uint32_t b = 0; b < n_blocks; b++, a += step) {
-            __m256 v[4], s;
-            __m256i sums = _mm256_setzero_si256();
-            __m128i sum;
+            __m256 v[4];
+            __m256i q[2];
             float inv;
             load32(row, 32 * b, n_cols, v);
-            a->scale = scale_of(max_magnitude(v), MM_TOP16, &inv);
-            s = _mm256_set1_ps(inv);
-            UNROLL
-            for (uint32_t i = 0; i < 4; i += 2) {
-                __m256i q = _mm256_packs_epi32(quant8(v[i], s), quant8(v[i + 1], s));
-                if (inv == 0) q = _mm256_setzero_si256(); /* as in quant32 */
-                sums = _mm256_add_epi32(sums, _mm256_madd_epi16(q, _mm256_set1_epi16(-128)));
-                _mm256_storeu_si256((__m256i *)(a->q + 8 * i), _mm256_permute4x64_epi64(q, 0xd8));
-            }
-            sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-            sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-            a->minus128 = _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+            a->scale = scale_of(max_magnitude(v), 127, &inv);
+            words_of(v, _mm256_set1_ps(inv), q);
+            if (inv == 0) q[0] = q[1] = _mm256_setzero_si256(); /* as in quant32 */
+            put_words(a, q);
         }
     }
 }

@@ -117,7 +117,7 @@ typedef struct {
     mm_wide wide[MM_WIDE + 1]; /* [tokens], or NULLs: for sets with more registers */
     uint32_t wide_below;       /* from MM_PANEL + 1 to so many tokens less one the wide tiles win (measured); 0: never */
     void (*unpack)(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *panel);
-    bool words;                      /* of Q8_0: meets ACT_I16_TOP */
+    bool words;                      /* meets ACT_I16_32 or ACT_I16_TOP, whose records are alike */
     uint32_t panel_units, panel_min; /* units per run of k at most; tokens from which the panel wins (measured) */
     ptrdiff_t ahead;                 /* bytes of prefetch in a stream; further is slower than none (measured) */
 } mm_tiles;

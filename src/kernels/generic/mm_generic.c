@@ -96,6 +96,14 @@ static void act_top_32_block(act_i8_32 *a, const float *v) {
     a->minus8 = -8 * sum;
 }
 
+static void act_i16_32_block(act_i16_32 *a, const float *v) {
+    act_i8_32 b;
+    act_i8_32_block(&b, v);
+    for (uint32_t i = 0; i < 32; i++) a->q[i / 4 * 4 + (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4)] = b.q[i];
+    a->minus128 = 16 * b.minus8;
+    a->scale = b.scale;
+}
+
 static void act_i16_top_block(act_i16_32 *a, const float *v) {
     act_i8_32 b;
     int sum = 0;
@@ -126,16 +134,6 @@ static void act_i8_256_block(act_i8_256 *a, const float *v) {
         a->init[j][0] = (int16_t)(-32 * lane[0]);
         a->init[j][1] = (int16_t)(-32 * lane[1]);
         a->minus32[j] = -32 * (lane[0] + lane[1]);
-    }
-}
-
-static void act_i16_32_block(act_i16_32 *a, const float *v) {
-    float inv;
-    a->scale = block_scale(v, 32, MM_TOP16, &inv);
-    a->minus128 = 0;
-    for (int i = 0; i < 32; i++) {
-        a->q[i] = (int16_t)quant(v[i], inv);
-        a->minus128 -= 128 * a->q[i];
     }
 }
 
@@ -170,6 +168,9 @@ static void act_i8_32_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t
 void mm_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
     act_pack(ACT_I8_32_TOP, x, ldx, n_cols, m, t0, t1, dst);
 }
+static void act_i16_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    act_pack(ACT_I16_32, x, ldx, n_cols, m, t0, t1, dst);
+}
 static void act_i16_top_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1,
                              void *dst) {
     act_pack(ACT_I16_TOP, x, ldx, n_cols, m, t0, t1, dst);
@@ -177,10 +178,6 @@ static void act_i16_top_pack(const float *x, size_t ldx, uint32_t n_cols, uint32
 static void act_i8_256_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1,
                             void *dst) {
     act_pack(ACT_I8_256, x, ldx, n_cols, m, t0, t1, dst);
-}
-static void act_i16_32_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1,
-                            void *dst) {
-    act_pack(ACT_I16_32, x, ldx, n_cols, m, t0, t1, dst);
 }
 
 /* ---- a row of a unit, unpacked ---- */
@@ -196,10 +193,6 @@ static float half_at(const uint8_t *p) { return half_to_float(mm_ld16(p)); }
 
 static unsigned nibble_at(const uint8_t *nib, unsigned r, unsigned k) {
     return nib[32 * (k % 16 / 4) + 4 * r + k % 4] >> (k < 16 ? 0 : 4) & 15;
-}
-static unsigned pair_nibble_at(const uint8_t *nib, unsigned r, unsigned k) {
-    static const uint8_t at[4] = {0, 2, 1, 3};
-    return nib[32 * (k % 16 / 4) + 4 * r + at[k % 4]] >> (k < 16 ? 0 : 4) & 15;
 }
 static unsigned two_at(const uint8_t *p, unsigned r, unsigned k) {
     return p[k / 16 * 32 + 4 * r + k % 4] >> 2 * (k % 16 / 4) & 3;
@@ -236,7 +229,7 @@ static void unpack_32(tensor_type type, unit_row *o, const uint8_t *unit, unsign
             case TENSOR_Q4_1: w[k] = (int8_t)nibble_at(unit + 64 + 128 * b, r, k); break;
             case TENSOR_Q5_0: w[k] = (int8_t)(five_at(unit + 32 + 160 * b, r, k) - 16); break;
             case TENSOR_Q5_1: w[k] = (int8_t)five_at(unit + 64 + 160 * b, r, k); break;
-            case TENSOR_IQ4_NL: w[k] = iq4[pair_nibble_at(unit + 32 + 128 * b, r, k)]; break;
+            case TENSOR_IQ4_NL: w[k] = iq4[nibble_at(unit + 32 + 128 * b, r, k)]; break;
             default: /* Q8_0 */ w[k] = (int8_t)(unit[32 + 256 * b + 32 * (k / 4) + 4 * r + k % 4] ^ 0x80); break;
             }
     }
@@ -273,7 +266,7 @@ static void unpack_256(tensor_type type, unit_row *o, const uint8_t *unit, unsig
 static void unpack_iq4_xs(unit_row *o, const uint8_t *unit, unsigned r) {
     for (unsigned s = 0; s < 8; s++) {
         o->d[s] = half_at(unit + 2 * r) * (float)(int8_t)unit[16 + 8 * s + r]; /* exact: 11 + 6 bits */
-        for (unsigned k = 0; k < 32; k++) o->w[32 * s + k] = iq4[pair_nibble_at(unit + 80 + 128 * s, r, k)];
+        for (unsigned k = 0; k < 32; k++) o->w[32 * s + k] = iq4[nibble_at(unit + 80 + 128 * s, r, k)];
     }
 }
 
@@ -284,12 +277,6 @@ static int32_t dot8(const int8_t *w, const int8_t *a, int n) {
     for (int i = 0; i < n; i++) s += w[i] * a[i];
     return s;
 }
-static int32_t dot16(const int8_t *w, const int16_t *a, int n) {
-    int32_t s = 0;
-    for (int i = 0; i < n; i++) s += w[i] * a[i];
-    return s;
-}
-
 static float add_top_32(float y, const unit_row *u, unsigned b, const act_i8_32 *a) {
     int32_t sum = dot8(u->w + 32 * b, a->q, 32) + 128 * dot8(u->w + 32 * b + a->at / 8, a->top, 4);
     return fmaf((float)sum, u->d[b] * a->scale, y);
@@ -297,9 +284,6 @@ static float add_top_32(float y, const unit_row *u, unsigned b, const act_i8_32 
 static float add_i8_32(float y, const unit_row *u, unsigned b, bool mins, const act_i8_32 *a) {
     y = fmaf((float)dot8(u->w + 32 * b, a->q, 32), u->d[b] * a->scale, y);
     return mins ? fmaf(u->m[b], a->ssum, y) : y;
-}
-static float add_i16_32(float y, const unit_row *u, unsigned b, const act_i16_32 *a) {
-    return fmaf((float)dot16(u->w + 32 * b, a->q, 32), u->d[b] * a->scale, y);
 }
 static float add_i8_256(float y, const unit_row *u, bool mins, const act_i8_256 *a) {
     int32_t s = 0, n = 0;
@@ -335,13 +319,10 @@ static void mul_quant(const mm_weight *w, const void *act, uint32_t m, float *y,
                 const uint8_t *a = (const uint8_t *)act + mm_act_at(kind, n_blocks, m, t, &step);
                 float s = y[t * ldy + r];
                 if (kind == ACT_I8_32)
-                    for (uint32_t b = 0; b < 2; b++)
-                        s = add_i8_32(s, &o, b, mins, (const act_i8_32 *)a + (size_t)(2 * u + b) * step);
+                    for (uint32_t b = 0; b < cols / 32; b++)
+                        s = add_i8_32(s, &o, b, mins, (const act_i8_32 *)a + (size_t)(cols / 32 * u + b) * step);
                 else if (kind == ACT_I8_32_TOP)
                     for (uint32_t b = 0; b < 2; b++) s = add_top_32(s, &o, b, (const act_i8_32 *)a + (size_t)(2 * u + b) * step);
-                else if (kind == ACT_I16_32)
-                    for (uint32_t b = 0; b < cols / 32; b++)
-                        s = add_i16_32(s, &o, b, (const act_i16_32 *)a + (size_t)(cols / 32 * u + b) * step);
                 else
                     s = add_i8_256(s, &o, mins, (const act_i8_256 *)a + (size_t)u * step);
                 y[t * ldy + r] = s;
@@ -384,7 +365,7 @@ const mm_ops mm_generic = {
     .act_pack = {[ACT_F32] = act_f32,
                  [ACT_I8_32] = act_i8_32_pack,
                  [ACT_I8_256] = act_i8_256_pack,
-                 [ACT_I16_32] = act_i16_32_pack,
+                 [ACT_I16_32] = act_i16_pack,
                  [ACT_I8_32_TOP] = mm_act_top_32,
                  [ACT_I16_TOP] = act_i16_top_pack},
     .mul = mul_of,

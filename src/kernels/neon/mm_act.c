@@ -93,24 +93,6 @@ void mm_neon_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m,
     }
 }
 
-void mm_neon_act_i16_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
-    uint32_t n_blocks = mm_act_blocks(ACT_I16_32, n_cols), step;
-    for (uint32_t t = t0; t < t1; t++) {
-        act_i16_32 *a = (act_i16_32 *)((uint8_t *)dst + mm_act_at(ACT_I16_32, n_blocks, m, t, &step));
-        for (uint32_t b = 0; b < n_blocks; b++, a += step) {
-            float spare[32], inv;
-            const float *v = columns(x + t * ldx, 32 * b, 32, n_cols, spare);
-            a->scale = block_scale(v, 32, MM_TOP16, &inv);
-            a->minus128 = 0;
-            for (int i = 0; i < 32; i += 8) {
-                int16x8_t q = quant8(v + i, inv);
-                vst1q_s16(a->q + i, q);
-                a->minus128 -= 128 * vaddlvq_s16(q);
-            }
-        }
-    }
-}
-
 void mm_neon_act_f32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
     uint32_t n = mm_act_blocks(ACT_F32, n_cols), step;
     for (uint32_t t = t0; t < t1; t++) {

@@ -6,8 +6,7 @@
  *
  * There is one way through a matrix: 8 rows x some columns are unpacked to signed bytes in scratch (L1) and then meet all
  * tokens, 4 at a time.  Offsets are taken off while unpacking, so sums need no correction; all are exact, and equal to
- * generic's.  Words (ACT_I16_32) are split into bytes, a = 256 high + low + 128 with low in -128..127: two sums of bytes
- * and 128 times the sum of the weights.
+ * generic's.
  *
  * A file of a set's folder defines SET(name) and includes this.  Read: drive, *_tile, multiply, unpack. */
 #ifndef HD_KERNELS_NEON_MM_DOT_H
@@ -109,8 +108,7 @@ INLINE void unpack(const tensor_type ty, const uint8_t *p, int8x16_t *v) {
         for (int j = 0; j < 8; j++) {
             if (ty == TENSOR_IQ4_NL || ty == TENSOR_IQ4_XS) {
                 static const int8_t table[16] = {MM_IQ4_TABLE};
-                static const uint8_t order[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
-                v[2 * j + h] = vqtbl1q_s8(vld1q_s8(table), vqtbl1q_u8(q[j], vld1q_u8(order)));
+                v[2 * j + h] = vqtbl1q_s8(vld1q_s8(table), q[j]);
             } else if (ty == TENSOR_Q8_0) {
                 v[2 * j + h] = vreinterpretq_s8_u8(veorq_u8(x[j], vdupq_n_u8(128)));
             } else {
@@ -223,16 +221,14 @@ INLINE float32x4_t add(float32x4_t sum, int32x4_t v, const float *d, float scale
     return vfmaq_f32(sum, vcvtq_f32_s32(v), vmulq_n_f32(vld1q_f32(d), scale));
 }
 
-/* ---- 32-blocks of bytes: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; and of words: IQ4_NL, IQ4_XS ---- */
+/* ---- 32-blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, IQ4_XS ---- */
 
 typedef struct {
     int8_t w[256];
     float d[8], m[8];
-    int32_t sum128[8]; /* 128 * sum of each row's 32 weights */
 } block_32;
 
 #define HAS_MIN_32(ty) ((ty) == TENSOR_Q4_1 || (ty) == TENSOR_Q5_1)
-#define WORDS(ty)      ((ty) == TENSOR_IQ4_NL || (ty) == TENSOR_IQ4_XS)
 #define HEAD_32(ty)    ((ty) == TENSOR_IQ4_XS ? 80 : HAS_MIN_32(ty) ? 64 : 32)
 #define BLOCKS(ty)     ((ty) == TENSOR_IQ4_XS ? 8 : 2)
 
@@ -243,15 +239,6 @@ INLINE void unpack_32(const tensor_type ty, const uint8_t *p, uint32_t n_units, 
             int8x16_t v[16];
             unpack(ty, p + HEAD_32(ty) + b * SUB(ty), v);
             put_weights(o->w, v);
-            if (WORDS(ty)) {
-                UNROLL
-                for (int h = 0; h < 2; h++) { /* bytes to pairs to words: all four columns of each row, eight times */
-                    int32x4_t sum = vdupq_n_s32(0);
-                    UNROLL
-                    for (int q = 0; q < 8; q++) sum = vpadalq_s16(sum, vpaddlq_s8(v[2 * q + h]));
-                    vst1q_s32(o->sum128 + 4 * h, vshlq_n_s32(sum, 7));
-                }
-            }
             if (ty == TENSOR_IQ4_XS) {
                 float d[8];
                 halves8(p, d);
@@ -278,7 +265,7 @@ INLINE int32x4_t top_rows(const int8_t *w, const act_i8_32 *a, const int h) {
 INLINE void i8_32_tile(const tensor_type ty, const int nc, const void *panel, const void *act, uint32_t n_units, float *sums) {
     const block_32 *p = panel;
     const act_i8_32 *a = act;
-    for (uint32_t b = 0; b < 2 * n_units; b++, p++, a += nc) {
+    for (uint32_t b = 0; b < BLOCKS(ty) * n_units; b++, p++, a += nc) {
         int32x4_t acc[N_ACC];
         const int8_t *x[4];
         clear(n_acc(nc), acc);
@@ -296,41 +283,6 @@ INLINE void i8_32_tile(const tensor_type ty, const int nc, const void *panel, co
                 f = add(vld1q_f32(s), v, p->d + 4 * h, a[c].scale);
                 if (HAS_MIN_32(ty)) f = vfmaq_n_f32(f, vld1q_f32(p->m + 4 * h), a[c].ssum);
                 vst1q_f32(s, f);
-            }
-        }
-    }
-}
-
-INLINE void i16_32_tile(const tensor_type ty, const int nc, const void *panel, const void *act, uint32_t n_units, float *sums) {
-    const block_32 *p = panel;
-    const act_i16_32 *a = act;
-    for (uint32_t b = 0; b < BLOCKS(ty) * n_units; b++, p++, a += nc) {
-        int8_t bytes[2][4][32]; /* high, low of each token */
-        const int8_t *high[4], *low[4];
-        int32x4_t acc[N_ACC];
-        UNROLL
-        for (int c = 0; c < nc; c++) {
-            high[c] = bytes[0][c];
-            low[c] = bytes[1][c];
-            UNROLL
-            for (int i = 0; i < 32; i += 16) {
-                int8x16_t v = vreinterpretq_s8_s16(vld1q_s16(a[c].q + i)), w = vreinterpretq_s8_s16(vld1q_s16(a[c].q + i + 8));
-                vst1q_s8(bytes[0][c] + i, vuzp2q_s8(v, w));
-                vst1q_s8(bytes[1][c] + i, veorq_s8(vuzp1q_s8(v, w), vdupq_n_s8(-128)));
-            }
-        }
-        clear(n_acc(nc), acc);
-        multiply(nc, 32, p->w, high, acc);
-        UNROLL
-        for (int i = 0; i < n_acc(nc); i++) acc[i] = vshlq_n_s32(acc[i], 8);
-        multiply(nc, 32, p->w, low, acc);
-        UNROLL
-        for (int c = 0; c < nc; c++) {
-            UNROLL
-            for (int h = 0; h < 2; h++) {
-                float *s = sums + 8 * c + 4 * h;
-                int32x4_t v = vaddq_s32(rows(acc, c, h), vld1q_s32(p->sum128 + 4 * h));
-                vst1q_f32(s, add(vld1q_f32(s), v, p->d + 4 * h, a[c].scale));
             }
         }
     }
@@ -508,8 +460,7 @@ static void drive(const mm_tiles *t, const mm_weight *w, const void *act, uint32
 #define CALL_Q4_0(nc, ...)   i8_32_tile(TENSOR_Q4_0, nc, __VA_ARGS__)
 #define CALL_Q4_1(nc, ...)   i8_32_tile(TENSOR_Q4_1, nc, __VA_ARGS__)
 #define CALL_Q8_0(nc, ...)   i8_32_tile(TENSOR_Q8_0, nc, __VA_ARGS__)
-#define CALL_IQ4_NL(nc, ...) i16_32_tile(TENSOR_IQ4_NL, nc, __VA_ARGS__)
-#define CALL_IQ4_XS(nc, ...) i16_32_tile(TENSOR_IQ4_XS, nc, __VA_ARGS__)
+#define CALL_IQ4_XS(nc, ...) i8_32_tile(TENSOR_IQ4_XS, nc, __VA_ARGS__)
 #define CALL_Q2_K(nc, ...)   i8_256_tile(TENSOR_Q2_K, nc, __VA_ARGS__)
 #define CALL_Q4_K(nc, ...)   i8_256_tile(TENSOR_Q4_K, nc, __VA_ARGS__)
 #define CALL_Q6_K(nc, ...)   i8_256_tile(TENSOR_Q6_K, nc, __VA_ARGS__)
@@ -522,7 +473,7 @@ TYPE(TENSOR_Q4_1, q4_1, unpack_32, CALL_Q4_1, 2 * sizeof(block_32))
 TYPE(TENSOR_Q5_0, q5_0, unpack_32, CALL_Q4_0, 2 * sizeof(block_32))
 TYPE(TENSOR_Q5_1, q5_1, unpack_32, CALL_Q4_1, 2 * sizeof(block_32))
 TYPE(TENSOR_Q8_0, q8_0, unpack_32, CALL_Q8_0, 2 * sizeof(block_32))
-TYPE(TENSOR_IQ4_NL, iq4_nl, unpack_32, CALL_IQ4_NL, 2 * sizeof(block_32))
+TYPE(TENSOR_IQ4_NL, iq4_nl, unpack_32, CALL_Q4_0, 2 * sizeof(block_32))
 TYPE(TENSOR_IQ4_XS, iq4_xs, unpack_32, CALL_IQ4_XS, 8 * sizeof(block_32))
 TYPE(TENSOR_Q2_K, q2_k, unpack_256, CALL_Q2_K, sizeof(block_256))
 TYPE(TENSOR_Q3_K, q3_k, unpack_256, CALL_Q6_K, sizeof(block_256))
