@@ -10,8 +10,8 @@
  * A lane is one position (scores) or one dimension (values), so no sum is ever split: rows, tiles and pages can be cut
  * anywhere.
  *
- * This is for few rows, whose time is the memory's: a step of decoding.  Many rows go to attn_seg.h, but for q4 with AVX2
- * and pages of less than 16 positions.
+ * This is for few rows, whose time is the memory's: a step of decoding.  Many rows go to attn_seg.h, unless pages hold less
+ * than 16 positions.
  * Read: run, tile_block, scores, max_row, weigh_row, values. */
 #include "kernels/avx2/attn_loops.h"
 #include "kernels/avx2/kv_turn_avx2.h"
@@ -545,8 +545,7 @@ static void run_tile(const attn_job *job, tile *t, uint32_t i0, uint32_t n, uint
 #include "kernels/avx2/attn_seg.h"
 
 static void run(const attn_job *job, void *scratch) {
-    if (job->n_q > 1 && (uint64_t)job->n_q * job->n_group > GROUP_ROWS && job->shape.page_tokens >= KV_LANES &&
-        (ATTN_WIDE || job->shape.scheme != KV_Q4)) { /* taking q4 apart for each 6 rows would cost 15 % more than it gains */
+    if (job->n_q > 1 && (uint64_t)job->n_q * job->n_group > GROUP_ROWS && job->shape.page_tokens >= KV_LANES) {
         run_segment(job, scratch);
         return;
     }

@@ -4,7 +4,7 @@
  * 32 positions or dimensions each.  Per block of 256 positions a group makes its scores, turns them into weights and sums
  * values before the next group begins: its weights and queries stay in L1, its sums in registers until they join what the
  * blocks before gave.  K and V of a block come out of L2 for all groups but the first, and are widened to f32 each time:
- * beside the multiplications that is little.
+ * beside the multiplications that is little.  q4, which is more, becomes q8 of the same numbers first, once for all groups.
  *
  * A lane is one position (scores) or one dimension (values), so no sum is ever split.  Positions that only some rows of a
  * group see go to masked sums: there are few, and loops of their own for each number of rows cost more.
@@ -22,6 +22,7 @@ enum {
     SEG_ALL = 96,                       /* rows that share a read of K and V from memory */
     SEG_STRIDE = ATTN_BLOCK + KV_LANES, /* floats between rows of weights: not all to fall on the same cache sets */
     SEG_PIECES = ATTN_BLOCK / KV_LANES,
+    SEG_Q8_BYTES = ATTN_HEAD_MAX + KV_BLOCKS_MAX * KV_SCALE_BYTES, /* of a position */
 };
 _Static_assert(SEG_ALL % SEG_ROWS == 0 && SEG_ROWS % SEG_STEP == 0, "full groups need no filling up");
 
@@ -48,11 +49,13 @@ typedef struct {
 } seg_group;
 
 typedef struct {
-    _Alignas(64) float p[SEG_ROWS][SEG_STRIDE]; /* scores, then exp(score - m) */
-    float scaled[SEG_ROWS][SEG_STRIDE];         /* q8, q4: p times the scale of a position's value block */
-    float q[SEG_ALL * ATTN_HEAD_MAX];           /* group by group [head_dim][rows] */
-    float turned[4][ATTN_HEAD_MAX];             /* q4: queries on their way there */
-    const float *row[SEG_ALL];                  /* its query */
+    _Alignas(64) float p[SEG_ROWS][SEG_STRIDE];                      /* scores, then exp(score - m) */
+    float scaled[SEG_ROWS][SEG_STRIDE];                              /* q8, q4: p times the scale of a position's value block */
+    float q[SEG_ALL * ATTN_HEAD_MAX];                                /* group by group [head_dim][rows] */
+    float turned[4][ATTN_HEAD_MAX];                                  /* q4: queries on their way there */
+    char k[ATTN_BLOCK * SEG_Q8_BYTES], v[ATTN_BLOCK * SEG_Q8_BYTES]; /* q4: a block as q8 in a page of its own */
+    kv_shape shape;                                                  /* as the loops see it */
+    const float *row[SEG_ALL];                                       /* its query */
     float *out[SEG_ALL];
     float big_m[SEG_ALL], big_l[SEG_ALL];
     uint32_t lo[SEG_ALL], hi[SEG_ALL]; /* visible positions */
@@ -89,9 +92,8 @@ typedef struct {
 
 TILE_INLINE void seg_scores_n(const uint32_t n, const uint32_t m, const kv_scheme scheme, const float *q, const seg_keys *t,
                               uint32_t head_dim, float scale, float *p) {
-    const bool blocked = scheme == KV_Q8 || scheme == KV_Q4;
+    const bool blocked = scheme == KV_Q8;
     const char *k[SEG_TILES], *ahead = t->ahead;
-    const size_t pair = scheme == KV_Q4 ? 16 : 2 * bytes16(scheme);
     v16 acc[SEG_TILES][SEG_ROWS];
     UNROLL for (uint32_t i = 0; i < m; i++) {
         k[i] = t->k[i];
@@ -101,23 +103,12 @@ TILE_INLINE void seg_scores_n(const uint32_t n, const uint32_t m, const kv_schem
         uint32_t width = head_dim - c < KV_LANES ? 8 : KV_LANES;
         const char *line = ahead;
         for (uint32_t d = 0; d < width; d += 2, q += 2 * n, line += 2 * t->ask) {
-            v16 y[SEG_TILES], z[SEG_TILES];
             _mm_prefetch(line, _MM_HINT_T1);
             _mm_prefetch(line + t->ask, _MM_HINT_T1);
+            UNROLL for (uint32_t i = 0; i < m; i++) seg_fma(n, acc[i], q, 1, widen16(scheme, k[i]));
             UNROLL for (uint32_t i = 0; i < m; i++) {
-                if (scheme == KV_Q4) {
-                    __m128i x = _mm_loadu_si128((const __m128i *)k[i]);
-                    y[i] = floats16(nibbles(x, false));
-                    z[i] = floats16(nibbles(x, true));
-                } else {
-                    y[i] = widen16(scheme, k[i]);
-                }
-                seg_fma(n, acc[i], q, 1, y[i]);
-            }
-            UNROLL for (uint32_t i = 0; i < m; i++) {
-                if (scheme != KV_Q4) z[i] = widen16(scheme, k[i] + bytes16(scheme));
-                k[i] += pair;
-                seg_fma(n, acc[i], q + n, 1, z[i]);
+                seg_fma(n, acc[i], q + n, 1, widen16(scheme, k[i] + bytes16(scheme)));
+                k[i] += 2 * bytes16(scheme);
             }
         }
         if (blocked && (c % KV_BLOCK || c + KV_LANES >= head_dim)) { /* the block's sums join those of the blocks before */
@@ -154,19 +145,12 @@ TILE_INLINE v16 fma_seen(see16 k, v16 a, v16 b, v16 c) {
 }
 #endif
 
-/* 16 dimensions of one position. */
-TILE_INLINE v16 value16(const kv_scheme scheme, const char *v) {
-    if (scheme != KV_Q4) return widen16(scheme, v);
-    __m128i x = _mm_loadl_epi64((const __m128i *)v);
-    return floats16(_mm_unpacklo_epi64(nibbles(x, false), nibbles(x, true)));
-}
-
 /* acc[i][r] += sum over the positions [lo, hi) that row r sees of p[r][j] v[j][16 i..) */
 TILE_INLINE void seg_values_masked(const uint32_t n, const uint32_t m, const kv_scheme scheme, v16 acc[][SEG_ROWS],
                                    const seg_group *g, const float *p, const char *v, size_t step, uint32_t lo, uint32_t hi) {
     for (uint32_t j = lo; j < hi; j++, v += bytes16(scheme)) {
         v16 y[SEG_TILES];
-        UNROLL for (uint32_t i = 0; i < m; i++) y[i] = value16(scheme, v + i * step);
+        UNROLL for (uint32_t i = 0; i < m; i++) y[i] = widen16(scheme, v + i * step);
         UNROLL for (uint32_t r = 0; r < n; r++) {
             see16 k = seen(j >= g->lo[r] && j < g->hi[r]);
             v16 x = set16(p[r * SEG_STRIDE + j]);
@@ -182,7 +166,7 @@ TILE_INLINE void seg_values_common(const uint32_t n, const uint32_t m, const kv_
     const float *end = p + hi;
     for (p += lo; p < end; p++, v += bytes16(scheme), ahead += ask) {
         _mm_prefetch(ahead, _MM_HINT_T1);
-        UNROLL for (uint32_t i = 0; i < m; i++) seg_fma(n, acc[i], p, SEG_STRIDE, value16(scheme, v + i * step));
+        UNROLL for (uint32_t i = 0; i < m; i++) seg_fma(n, acc[i], p, SEG_STRIDE, widen16(scheme, v + i * step));
     }
 }
 
@@ -258,7 +242,6 @@ static void seg_values_8(kv_scheme scheme, size_t bytes, const seg_group *g, con
     case KV_F16: SEG_BY_ROWS(rows, m, call, KV_F16) break;                                                                         \
     case KV_BF16: SEG_BY_ROWS(rows, m, call, KV_BF16) break;                                                                       \
     case KV_Q8: SEG_BY_ROWS(rows, m, call, KV_Q8) break;                                                                           \
-    case KV_Q4: SEG_BY_ROWS(rows, m, call, KV_Q4) break;                                                                           \
     default: SEG_BY_ROWS(rows, m, call, KV_F32) break;                                                                             \
     }
 
@@ -290,7 +273,7 @@ static void ask_queries(segment *s, uint32_t head_dim) {
 
 /* The scores of [lo, hi), which is what some row sees, in whole tiles.  asks: V has not been asked for by a group before. */
 static void group_scores(const attn_job *job, segment *s, bool asks) {
-    const kv_shape *shape = &job->shape;
+    const kv_shape *shape = &s->shape;
     const seg_group *g = &s->g;
     size_t of_16 = KV_LANES * kv_k_bytes(shape), v_16 = KV_LANES * kv_v_run(shape, KV_LANES);
     const seg_piece *piece = g->pieces;
@@ -402,7 +385,8 @@ static void group_weigh(const attn_job *job, segment *s) {
 }
 
 /* scaled = p * scale of the block of dimensions d and on. */
-static void group_scale(const kv_shape *shape, segment *s, uint32_t d) {
+static void group_scale(segment *s, uint32_t d) {
+    const kv_shape *shape = &s->shape;
     const seg_group *g = &s->g;
     for (const seg_piece *pc = g->pieces; pc < g->pieces + g->n_pieces; pc++) {
         uint32_t end = sooner(pc->b, g->some_hi);
@@ -414,8 +398,8 @@ static void group_scale(const kv_shape *shape, segment *s, uint32_t d) {
     }
 }
 
-static void group_values(const attn_job *job, segment *s) {
-    const kv_shape *shape = &job->shape;
+static void group_values(segment *s) {
+    const kv_shape *shape = &s->shape;
     const seg_group *g = &s->g;
     const bool blocked = kv_blocked(shape);
     const float *p = blocked ? s->scaled[0] : s->p[0];
@@ -426,7 +410,7 @@ static void group_values(const attn_job *job, segment *s) {
         t.at = kv_v_at(shape, 0, t.d);
         t.ahead = kv_k_bytes(shape) * t.d / shape->head_dim;
         t.ask = kv_k_bytes(shape) * m * KV_LANES / shape->head_dim;
-        if (blocked && t.d % KV_BLOCK == 0) group_scale(shape, s, t.d);
+        if (blocked && t.d % KV_BLOCK == 0) group_scale(s, t.d);
         ask_queries(s, shape->head_dim);
         if (left < KV_LANES) seg_values_8(shape->scheme, kv_v_run(shape, left), g, p, &t);
         else seg_values(m, shape->scheme, g, p, &t);
@@ -435,18 +419,70 @@ static void group_values(const attn_job *job, segment *s) {
 
 /* ---- groups, blocks, rows ---- */
 
+/* 32 bytes of q4 as 64 of q8.  Of K that is 4 dimensions of 16 positions; of V (`side`: the low and high halves of 8 bytes
+ * come side by side) 16 dimensions of 4 positions. */
+TILE_INLINE void bytes_of(const char *from, char *to, const bool side) {
+    const __m256i low = _mm256_set1_epi8(15), eight = _mm256_set1_epi8(8);
+    __m256i x = _mm256_loadu_si256((const __m256i *)from);
+    __m256i a = _mm256_sub_epi8(_mm256_and_si256(x, low), eight);
+    __m256i b = _mm256_sub_epi8(_mm256_and_si256(_mm256_srli_epi16(x, 4), low), eight);
+    if (side) {
+        x = _mm256_unpacklo_epi64(a, b);
+        b = _mm256_unpackhi_epi64(a, b);
+        a = x;
+    }
+    _mm256_storeu_si256((__m256i *)to, _mm256_permute2x128_si256(a, b, 0x20));
+    _mm256_storeu_si256((__m256i *)(to + 32), _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+/* q4 as q8 of the same numbers, of the positions of the block at base that any row sees: once for all groups. */
+static void seg_widen(const attn_job *job, segment *s, uint32_t base) {
+    const kv_shape *from = &job->shape, *to = &s->shape;
+    uint32_t lo = (later(s->seen_lo, base) - base) & ~(KV_LANES - 1u), hi = sooner(s->seen_hi - base, ATTN_BLOCK);
+    for (uint32_t at = lo; at < hi; at += KV_LANES) {
+        uint32_t slot = (base + at) % from->page_tokens;
+        const char *k = (const char *)attn_page(job, base + at, job->k_off) + slot * kv_k_bytes(from);
+        const char *v = attn_page(job, base + at, job->v_off);
+        char *out = s->k + at * kv_k_bytes(to);
+        for (uint32_t d = 0; d < from->head_dim; k += KV_LANES * KV_SCALE_BYTES, out += KV_LANES * KV_SCALE_BYTES) {
+            uint32_t end = sooner(d + KV_BLOCK, from->head_dim);
+            for (; d < end; d += 4, k += 32, out += 64) bytes_of(k, out, false);
+            memcpy(out, k, KV_LANES * KV_SCALE_BYTES);
+        }
+        for (uint32_t d = 0; d < from->head_dim; d += KV_LANES) {
+            const char *x = v + kv_v_at(from, slot, d);
+            uint32_t c = d / KV_BLOCK;
+            out = s->v + kv_v_at(to, at, d);
+            if (d % KV_BLOCK == 0)
+                memcpy(s->v + kv_v_scale_at(to, at, c), v + kv_v_scale_at(from, slot, c), KV_LANES * KV_SCALE_BYTES);
+            if (from->head_dim - d >= KV_LANES)
+                for (uint32_t j = 0; j < KV_LANES; j += 4) bytes_of(x + j * 8, out + j * KV_LANES, true);
+            else
+                for (uint32_t j = 0; j < KV_LANES; j++)
+                    _mm_storel_epi64((__m128i *)(out + j * 8), nibbles(_mm_loadl_epi64((const __m128i *)(x + j * 8)), false));
+        }
+    }
+}
+
 /* Pieces of the block at base that hold [some_lo, some_hi). */
-static void seg_cut(const attn_job *job, seg_group *g, uint32_t base, bool asks, uint32_t seen_hi) {
-    const kv_shape *shape = &job->shape;
+static void seg_cut(const attn_job *job, segment *s, uint32_t base, bool asks) {
+    const kv_shape *shape = &s->shape;
+    seg_group *g = &s->g;
+    uint32_t end = (g->some_hi + KV_LANES - 1) & ~(KV_LANES - 1u);
     g->n_pieces = 0;
-    for (uint32_t a = g->some_lo & ~(KV_LANES - 1u), b; a < g->some_hi; a = b) {
+    for (uint32_t a = g->some_lo & ~(KV_LANES - 1u), b; a < end; a = b) {
         uint32_t slot = (base + a) % shape->page_tokens, next = base + ATTN_BLOCK + a;
         seg_piece *pc = &g->pieces[g->n_pieces++];
-        b = sooner((g->some_hi + KV_LANES - 1) & ~(KV_LANES - 1u), a + shape->page_tokens - slot);
+        b = sooner(end, a + shape->page_tokens - slot);
         *pc = (seg_piece){.a = a, .b = b, .slot = slot};
+        if (job->shape.scheme == KV_Q4) {
+            pc->k = s->k + slot * kv_k_bytes(shape);
+            pc->v = s->v;
+            continue;
+        }
         pc->k = (const char *)attn_page(job, base + a, job->k_off) + slot * kv_k_bytes(shape);
         pc->v = attn_page(job, base + a, job->v_off);
-        if (asks && next < seen_hi) pc->ahead = (const char *)attn_page(job, next, job->k_off) + slot * kv_k_bytes(shape);
+        if (asks && next < s->seen_hi) pc->ahead = (const char *)attn_page(job, next, job->k_off) + slot * kv_k_bytes(shape);
     }
 }
 
@@ -519,7 +555,7 @@ static void seg_block(const attn_job *job, segment *s, uint32_t base, uint32_t r
     s->ask_dim = 0;
     uint32_t calls = (g->some_hi - g->some_lo + job->shape.head_dim) / (SEG_TILES * KV_LANES) + 1;
     s->ask_each = SEG_ROWS * job->shape.head_dim / 16 / calls + 1;
-    seg_cut(job, g, base, *asks, s->seen_hi);
+    seg_cut(job, s, base, *asks);
     for (uint32_t i = 0; i < size; i++) {
         g->out[i] = s->out[r + i];
         g->sink[i] = job->sinks ? &job->sinks[s->h0 + (r + i) % s->n_heads] : NULL;
@@ -529,13 +565,15 @@ static void seg_block(const attn_job *job, segment *s, uint32_t base, uint32_t r
     g->q = q;
     group_scores(job, s, *asks);
     group_weigh(job, s);
-    group_values(job, s);
+    group_values(s);
     *asks = false;
 }
 
 /* Queries [i0, i0 + n) with heads [h0, h0 + n_heads). */
 static void seg_rows(const attn_job *job, segment *s, uint32_t i0, uint32_t n, uint32_t h0, uint32_t n_heads) {
     uint32_t head_dim = job->shape.head_dim;
+    s->shape = job->shape;
+    if (job->shape.scheme == KV_Q4) s->shape = (kv_shape){head_dim, ATTN_BLOCK, KV_Q8};
     s->n_rows = n * n_heads;
     s->h0 = h0;
     s->n_heads = n_heads;
@@ -557,6 +595,7 @@ static void seg_rows(const attn_job *job, segment *s, uint32_t i0, uint32_t n, u
     }
     for (uint32_t base = s->seen_lo / ATTN_BLOCK * ATTN_BLOCK; base < s->seen_hi; base += ATTN_BLOCK) {
         bool asks = true;
+        if (job->shape.scheme == KV_Q4) seg_widen(job, s, base);
         for (uint32_t r = 0; r < s->n_rows; r += SEG_ROWS) seg_block(job, s, base, r, sooner(SEG_ROWS, s->n_rows - r), &asks);
     }
     for (uint32_t r = 0; r < s->n_rows && job->shape.scheme == KV_Q4; r++)
