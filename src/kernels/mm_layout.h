@@ -189,9 +189,6 @@ static inline uint32_t mm_ld32(const uint8_t *p) {
 static inline unsigned mm_scale_at(unsigned r, unsigned j) { return j / 2 * 16 + r / 4 * 8 + (j & 1) * 4 + (r & 3); }
 static inline unsigned mm_min_at(unsigned r, unsigned j) { return j / 2 * 16 + r * 2 + (j & 1); }
 
-/* ACT_I8_32_TOP as generic has it, for sets with nothing faster. */
-void mm_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst);
-
 extern const mm_ops mm_generic;
 #if HD_HAVE_AVX2
 extern const mm_ops mm_avx2, mm_avxvnni, mm_avx512;

@@ -165,7 +165,7 @@ static void act_i8_32_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t
                            void *dst) {
     act_pack(ACT_I8_32, x, ldx, n_cols, m, t0, t1, dst);
 }
-void mm_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+static void act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
     act_pack(ACT_I8_32_TOP, x, ldx, n_cols, m, t0, t1, dst);
 }
 static void act_i16_pack(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
@@ -366,7 +366,7 @@ const mm_ops mm_generic = {
                  [ACT_I8_32] = act_i8_32_pack,
                  [ACT_I8_256] = act_i8_256_pack,
                  [ACT_I16_32] = act_i16_pack,
-                 [ACT_I8_32_TOP] = mm_act_top_32,
+                 [ACT_I8_32_TOP] = act_top_32,
                  [ACT_I16_TOP] = act_i16_top_pack},
     .mul = mul_of,
 };

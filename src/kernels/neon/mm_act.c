@@ -69,6 +69,63 @@ void mm_neon_act_i8_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, 
     }
 }
 
+/* 32 values of which the largest may stand out: as act_top_32_block of generic, the two largest magnitudes by lanes first. */
+static void top_block(act_i8_32 *a, const float *v) {
+    const uint32x4_t low = vdupq_n_u32(0x7fffffff), lanes = {0, 1, 2, 3};
+    uint32x4_t m[8], h = vdupq_n_u32(0), l = h, is, at = h;
+    uint32_t bits[2];
+    float max, second, ref, top = 127, inv;
+    int sum = 0;
+    bool apart;
+    memset(a, 0, sizeof *a);
+    for (unsigned i = 0; i < 8; i++) {
+        m[i] = vandq_u32(vreinterpretq_u32_f32(vld1q_f32(v + 4 * i)), low);
+        l = vmaxq_u32(l, vminq_u32(h, m[i]));
+        h = vmaxq_u32(h, m[i]);
+    }
+    bits[0] = vmaxvq_u32(h);
+    is = vceqq_u32(h, vdupq_n_u32(bits[0]));
+    bits[1] = vaddvq_u32(vshrq_n_u32(is, 31)) > 1 ? bits[0] : vmaxvq_u32(vbslq_u32(is, l, h));
+    memcpy(&max, bits, 4);
+    memcpy(&second, bits + 1, 4);
+    if (bits[0] >= 0x7f800000u) {
+        bits[0] = 0x7fc00000u;
+        memcpy(&a->scale, bits, 4);
+        return;
+    }
+    if (max < MM_TINY) return;
+    apart = max > 2 * second;
+    ref = apart && max < 128 * second ? second : max;
+    if (apart && ref == max) top = MM_TOP;
+    inv = top / ref;
+    a->scale = ref / top;
+    for (unsigned i = 0; i < 32; i += 16) {
+        int16x8_t q = quant8(v + i, inv), r = quant8(v + i + 8, inv);
+        sum += vaddlvq_s16(q) + vaddlvq_s16(r);
+        vst1q_s8(a->q + i, vcombine_s8(vqmovn_s16(q), vqmovn_s16(r)));
+    }
+    a->minus8 = -8 * sum;
+    if (!apart) return;
+    for (unsigned i = 0; i < 8; i++) /* no other value equals it */
+        at = vmaxq_u32(at, vandq_u32(vceqq_u32(m[i], vdupq_n_u32(bits[0])), vaddq_u32(lanes, vdupq_n_u32(4 * i))));
+    bits[1] = vmaxvq_u32(at);
+    sum = vcvtns_s32_f32(v[bits[1]] * inv);
+    a->top[bits[1] % 4] = (int8_t)((sum + 64) >> 7);
+    a->q[bits[1]] = (int8_t)(sum - 128 * a->top[bits[1] % 4]);
+    a->at = 32 * (bits[1] / 4);
+}
+
+void mm_neon_act_top_32(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
+    uint32_t n_blocks = mm_act_blocks(ACT_I8_32_TOP, n_cols), step;
+    for (uint32_t t = t0; t < t1; t++) {
+        act_i8_32 *a = (act_i8_32 *)((uint8_t *)dst + mm_act_at(ACT_I8_32_TOP, n_blocks, m, t, &step));
+        for (uint32_t b = 0; b < n_blocks; b++, a += step) {
+            float spare[32];
+            top_block(a, columns(x + t * ldx, 32 * b, 32, n_cols, spare));
+        }
+    }
+}
+
 void mm_neon_act_i8_256(const float *x, size_t ldx, uint32_t n_cols, uint32_t m, uint32_t t0, uint32_t t1, void *dst) {
     uint32_t n_blocks = mm_act_blocks(ACT_I8_256, n_cols), step;
     for (uint32_t t = t0; t < t1; t++) {
