@@ -157,7 +157,7 @@ static inline void steps_of(steps *s, const float *row, uint32_t n_cols, uint32_
     s->apart = _mm256_castps_si256(_mm256_andnot_ps(none, out));
 }
 
-/* Words of 8 columns of v[0] to v[1], then v[2] to v[3], as packs_epi32 orders them. */
+/* 32 words as packs_epi32 orders them. */
 TILE_INLINE void words_of(const __m256 v[4], __m256 inv, __m256i q[2]) {
     q[0] = _mm256_packs_epi32(quant8(v[0], inv), quant8(v[1], inv));
     q[1] = _mm256_packs_epi32(quant8(v[2], inv), quant8(v[3], inv));
