@@ -1,10 +1,11 @@
 /* mm_avx2.h - what the AVX2 matrix products share: tile tables, the driver, and how to keep a compiler from spilling.
  *
  * A tile multiplies nr groups of 8 rows with nc tokens of one panel over all of k.  Vectors are 8 rows, so nothing is
- * summed across lanes and every tile shape gives the same bits.  Two ways through a matrix:
+ * summed across lanes and every tile shape gives the same bits.  Ways through a matrix:
  *
  *   direct  weights are unpacked in registers as they are read, from distant streams in short runs
  *   panel   for many tokens: 16 rows x some k are unpacked once into scratch (L1) and then meet all panels of tokens
+ *   wide    for more than one, with 32 registers of 512 bits: 16 rows are unpacked in registers for 8 tokens at once
  *
  * Tiles are always_inline functions of constants (type, nr, nc), instantiated by the tables at the end of each file. */
 #ifndef HD_KERNELS_AVX2_MM_AVX2_H
@@ -106,7 +107,7 @@ typedef void (*mm_two_panels)(const uint8_t *panel, const void *a, const void *b
                               float *to, size_t ldt);
 /* 16 rows, the two runs at w, and MM_WIDE_MIN to MM_WIDE tokens: up to 4 at a, the others at b.  next: the runs that are read
  * after these; what is ahead is asked for there when these end.  from, to, ldt: as mm_two_panels. */
-enum { MM_WIDE_MIN = 4, MM_WIDE = 8 };
+enum { MM_WIDE_MIN = 2, MM_WIDE = 8 };
 typedef void (*mm_wide)(const uint8_t *const *w, const uint8_t *const *next, const void *a, const void *b,
                         uint32_t n_units, const float *from, float *to, size_t ldt);
 
@@ -115,7 +116,7 @@ typedef struct {
     mm_panel_tile panel[5];
     mm_two_panels two_panels; /* or NULL: one after the other */
     mm_wide wide[MM_WIDE + 1]; /* [tokens], or NULLs: for sets with more registers */
-    uint32_t wide_below;       /* from MM_PANEL + 1 to so many tokens less one the wide tiles win (measured); 0: never */
+    uint32_t wide_from, wide_below; /* tokens with which the wide tiles win (measured), the upper bound excluded */
     void (*unpack)(const uint8_t *w0, const uint8_t *w1, uint32_t n_units, uint8_t *panel);
     bool words;                      /* meets ACT_I16_32 or ACT_I16_TOP, whose records are alike */
     uint32_t panel_units, panel_min; /* units per run of k at most; tokens from which the panel wins (measured) */

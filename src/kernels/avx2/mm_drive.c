@@ -5,6 +5,7 @@ enum {
     M_BLOCK = 128,     /* tokens whose quantised activations stay in L2 while all rows pass by; measured */
     RUN_BYTES = 1200,  /* of a stream, before the next one's turn: 0.5 to 2 KB are within 3 % (measured) */
     WIDE_BYTES = 4608, /* of a group: two of them and 8 tokens beside them are within L1 */
+    WIDE_TWO = 3072,   /* of a group: with two tokens shorter ones are better off as four streams; measured */
     AHEAD_FOUR = 1024, /* with 4 tokens a line is multiplied for long enough to fetch from further ahead; measured */
 };
 
@@ -96,12 +97,12 @@ static void pair_wide(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
         w[0] = group_at(c, g) + u * unit, w[1] = w[0] + c->group_bytes;
         next[0] = last ? group_at(c, g + 2) : w[0] + n * unit, next[1] = next[0] + c->group_bytes;
         for (uint32_t t = t0; t < t1; t += nc) {
-            uint32_t left = t1 - t, second;
+            uint32_t left = t1 - t, first, second;
             __m256 *sums = c->s->sums + (t - t0) * 2;
             size_t at = (size_t)u * per_unit;
-            nc = left > MM_WIDE && left < MM_WIDE + MM_WIDE_MIN ? MM_PANEL : left < MM_WIDE ? left : MM_WIDE;
-            second = nc - MM_PANEL;
-            c->t->wide[nc](w, t + nc < t1 ? w : next, c->act + ((size_t)t * c->n_blocks + at * MM_PANEL) * c->record,
+            nc = left > MM_WIDE && left < MM_WIDE + MM_PANEL ? MM_PANEL : left < MM_WIDE ? left : MM_WIDE;
+            first = nc < MM_PANEL ? nc : MM_PANEL, second = nc - first;
+            c->t->wide[nc](w, t + nc < t1 ? w : next, c->act + ((size_t)t * c->n_blocks + at * first) * c->record,
                            c->act + ((size_t)(t + MM_PANEL) * c->n_blocks + at * second) * c->record, n,
                            u ? (const float *)sums : NULL, out ? c->y + t * c->ldy + (size_t)g * MM_ROWS : (float *)sums,
                            out ? c->ldy : 2 * MM_ROWS);
@@ -167,9 +168,10 @@ static void pair_by_panel(const call *c, uint32_t g, uint32_t t0, uint32_t t1) {
 }
 
 static void block(const call *c, uint32_t g0, uint32_t g1, uint32_t t0, uint32_t t1) {
-    if (t1 - t0 > MM_PANEL && t1 - t0 < c->t->wide_below)
+    uint32_t m = t1 - t0;
+    if (m >= c->t->wide_from && m < c->t->wide_below && (m > 2 || c->group_bytes >= WIDE_TWO))
         for (; g0 + 2 <= g1; g0 += 2) pair_wide(c, g0, t0, t1);
-    else if (c->t->unpack && t1 - t0 >= c->t->panel_min)
+    else if (c->t->unpack && m >= c->t->panel_min)
         for (; g0 + 2 <= g1; g0 += 2) pair_by_panel(c, g0, t0, t1);
     direct(c, g0, g1, t0, t1);
 }

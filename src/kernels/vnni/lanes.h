@@ -155,7 +155,7 @@ TILE_INLINE pair pick_five(const pair *v, const int q) {
 /* The lines of two runs of units are asked for FAR_BYTES ahead into L2 and a unit ahead into L1.  Ahead is along the order
  * of reading: it goes on in the next runs where these end.  So 8 tokens multiply from memory as fast as from L2; asked for
  * behind the end instead, what comes next was missing each time (measured, docs/performance.md). */
-enum { FAR_BYTES = 2304 };
+enum { FAR_BYTES = 4608 };
 typedef struct {
     const uint8_t *far[2], *near[2];
     const uint8_t *const *next;
@@ -214,17 +214,29 @@ mm_mul_fn mm_avx512_floats(tensor_type type); /* F32, F16, BF16; else NULL */
                              uint32_t n_units, const float *from, float *to, size_t ldt) {                             \
         wide_tile(ty, nc, w, next, a, b, n_units, from, to, ldt);                                                      \
     }
-#define WIDES(name, ty) WIDE(name, ty, 4) WIDE(name, ty, 5) WIDE(name, ty, 6) WIDE(name, ty, 7) WIDE(name, ty, 8)
+#define WIDES(name, ty)                                                                                                \
+    WIDE(name, ty, 2)                                                                                                  \
+    WIDE(name, ty, 3)                                                                                                  \
+    WIDE(name, ty, 4)                                                                                                  \
+    WIDE(name, ty, 5)                                                                                                  \
+    WIDE(name, ty, 6)                                                                                                  \
+    WIDE(name, ty, 7)                                                                                                  \
+    WIDE(name, ty, 8)
 #define WIDE_TABLE(name)                                                                                               \
-    { [4] = name##_w4, [5] = name##_w5, [6] = name##_w6, [7] = name##_w7, [8] = name##_w8 }
+    {                                                                                                                  \
+        [2] = name##_w2, [3] = name##_w3, [4] = name##_w4, [5] = name##_w5, [6] = name##_w6, [7] = name##_w7,          \
+        [8] = name##_w8,                                                                                               \
+    }
 #define WIDE_BELOW(n) (n)
+/* Below, four distant streams read faster (measured). */
+#define WIDE_FROM(ty) ((ty) == TENSOR_Q8_0 ? 4 : (ty) == TENSOR_Q4_1 ? 3 : MM_WIDE_MIN)
 #else
 #define WIDES(name, ty)
 #define WIDE_TABLE(name) {NULL}
 #define WIDE_BELOW(n)    0
+#define WIDE_FROM(ty)    0
 #endif
-enum { ALWAYS = 1 << 30 };
-#define TYPE(name, ty, units, at_least, below, near)                                                                     \
+#define TYPE(name, ty, units, at_least, below, near)                                                                   \
     WIDES(name, ty)                                                                                                    \
     PANEL(name, ty, 1)                                                                                                 \
     PANEL(name, ty, 2)                                                                                                 \
@@ -241,10 +253,23 @@ enum { ALWAYS = 1 << 30 };
                                 .panel = MM_PANELS(name),                                                              \
                                 .two_panels = LANES_WIDE ? name##_two : NULL,                                          \
                                 .wide = WIDE_TABLE(name),                                                              \
+                                .wide_from = WIDE_FROM(ty),                                                            \
                                 .wide_below = WIDE_BELOW(below),                                                       \
                                 .unpack = name##_unpack,                                                               \
                                 .panel_units = units,                                                                  \
                                 .panel_min = at_least,                                                                 \
                                 .ahead = near};
+/* A type for which the wide tiles, where there are any, are best however many tokens there are. */
+#if LANES_WIDE
+#define TYPE_WIDE(name, ty, units, at_least, near)                                                                     \
+    WIDES(name, ty)                                                                                                    \
+    const mm_tiles SET(name) = {.direct = MM_DIRECT(name),                                                             \
+                                .wide = WIDE_TABLE(name),                                                              \
+                                .wide_from = WIDE_FROM(ty),                                                            \
+                                .wide_below = UINT32_MAX,                                                              \
+                                .ahead = near};
+#else
+#define TYPE_WIDE(name, ty, units, at_least, near) TYPE(name, ty, units, at_least, 0, near)
+#endif
 
 #endif

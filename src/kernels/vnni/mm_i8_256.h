@@ -313,7 +313,7 @@ TILE_INLINE pair wide_mins(const tensor_type ty, const uint8_t *p0, const uint8_
     return _mm512_unpacklo_epi16(v, _mm512_bsrli_epi128(v, 8));
 }
 
-/* nc tokens, MM_WIDE_MIN to MM_WIDE: as mm_wide. */
+/* nc tokens: as mm_wide. */
 TILE_INLINE void wide_tile(const tensor_type ty, const int nc, const uint8_t *const *w, const uint8_t *const *next,
                            const void *act, const void *act2, uint32_t n_units, const float *from, float *to, size_t ldt) {
     const int n = N_SCALES(ty), step = SCALES_32(ty) ? 8 : 4, part = UNIT(ty) / 4;
@@ -324,7 +324,7 @@ TILE_INLINE void wide_tile(const tensor_type ty, const int nc, const uint8_t *co
     ahead_begin(&h, w, next, n_units, UNIT(ty));
     UNROLL
     for (int c = 0; c < nc; c++) f[c] = from ? pair_load_f(from + 2 * MM_ROWS * c) : pair_zero_f();
-    for (uint32_t u = 0; u < n_units; u++, a += 4, a2 += nc - 4, p0 += UNIT(ty), p1 += UNIT(ty)) {
+    for (uint32_t u = 0; u < n_units; u++, p0 += UNIT(ty), p1 += UNIT(ty)) {
         pair sum[8], mins[8];
         pair_f d, dmin;
         ahead_unit(&h);
@@ -387,6 +387,7 @@ TILE_INLINE void wide_tile(const tensor_type ty, const int nc, const uint8_t *co
             f[c] = pair_fma(pair_float(sum[c]), pair_mul_f(d, x), f[c]);
             if (HAS_MIN(ty)) f[c] = pair_fnma(pair_float(mins[c]), pair_mul_f(dmin, x), f[c]);
         }
+        a += nc < 4 ? nc : 4, a2 += nc < 4 ? 0 : nc - 4;
     }
     UNROLL
     for (int c = 0; c < nc; c++) pair_store_f(to + ldt * c, f[c]);
@@ -417,8 +418,8 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) q6_k_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q2_k, TENSOR_Q2_K, 2, 20, ALWAYS, 192)
-TYPE(q3_k, TENSOR_Q3_K, 2, 20, ALWAYS, 192)
-TYPE(q4_k, TENSOR_Q4_K, 2, 24, ALWAYS, 192)
-TYPE(q5_k, TENSOR_Q5_K, 2, 24, ALWAYS, 192)
+TYPE_WIDE(q2_k, TENSOR_Q2_K, 2, 20, 192)
+TYPE_WIDE(q3_k, TENSOR_Q3_K, 2, 20, 192)
+TYPE_WIDE(q4_k, TENSOR_Q4_K, 2, 24, 192)
+TYPE_WIDE(q5_k, TENSOR_Q5_K, 2, 24, 192)
 TYPE(q6_k, TENSOR_Q6_K, 2, 24, 56, 192)

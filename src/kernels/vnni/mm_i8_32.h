@@ -211,7 +211,7 @@ TILE_INLINE pair_f join_scale(const tensor_type ty, const uint8_t *p0, const uin
     return _mm512_mul_ps(whole, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(s)));
 }
 
-/* nc tokens, MM_WIDE_MIN to MM_WIDE: as mm_wide. */
+/* nc tokens: as mm_wide. */
 TILE_INLINE void wide_tile(const tensor_type ty, const int nc, const uint8_t *const *w, const uint8_t *const *next,
                            const void *act, const void *act2, uint32_t n_units, const float *from, float *to, size_t ldt) {
     const int head = HEAD(ty), size = BLOCK(ty), unit = UNIT(ty), n_blocks = N_BLOCKS(ty), n_vecs = size / 32;
@@ -227,7 +227,7 @@ TILE_INLINE void wide_tile(const tensor_type ty, const int nc, const uint8_t *co
         ahead_unit(&h);
         for (int two = 0; two < n_blocks; two += 2) {
             UNROLL
-            for (int b = two; b < two + 2; b++, a += 4, a2 += nc - 4) {
+            for (int b = two; b < two + 2; b++, a += nc < 4 ? nc : 4, a2 += nc < 4 ? 0 : nc - 4) {
                 pair acc[8], v[8];
                 pair_f d, m;
                 UNROLL
@@ -303,10 +303,10 @@ MM_SHAPES(DIRECT)
 #define FN(nr, nc) iq4_xs_##nr##x##nc
 MM_SHAPES(DIRECT)
 
-TYPE(q4_0, TENSOR_Q4_0, 10, 28, ALWAYS, 256)
-TYPE(q4_1, TENSOR_Q4_1, 10, 24, ALWAYS, 256)
-TYPE(q5_0, TENSOR_Q5_0, 10, 24, ALWAYS, 256)
-TYPE(q5_1, TENSOR_Q5_1, 10, 28, ALWAYS, 256)
+TYPE_WIDE(q4_0, TENSOR_Q4_0, 10, 28, 256)
+TYPE_WIDE(q4_1, TENSOR_Q4_1, 10, 24, 256)
+TYPE_WIDE(q5_0, TENSOR_Q5_0, 10, 24, 256)
+TYPE_WIDE(q5_1, TENSOR_Q5_1, 10, 28, 256)
 TYPE(q8_0, TENSOR_Q8_0, 10, 64, 64, 128)
-TYPE(iq4_nl, TENSOR_IQ4_NL, 10, 20, ALWAYS, 256)
-TYPE(iq4_xs, TENSOR_IQ4_XS, 2, 16, ALWAYS, 256)
+TYPE_WIDE(iq4_nl, TENSOR_IQ4_NL, 10, 20, 256)
+TYPE_WIDE(iq4_xs, TENSOR_IQ4_XS, 2, 16, 256)
