@@ -197,6 +197,7 @@ static bool take_event(gen *g, choice *ch, const gen_event *ev, hd_buf *out, ser
             serve_fail(e, 500, "internal_error", NULL, "the generation failed: %s", ev->err.msg);
         } else if (ev->finish == FINISH_CANCELLED) {
             gen_cancel_error(e, ev->reason);
+            gen_cancel_sessions(g, ev->reason); /* the other choices are of no use now, but nothing failed */
         } else {
             /* Entries that remain were withheld by the stop string; otherwise they belong to the reply. */
             if (ev->stop_index < 0) flush_entries(g, ch, true);

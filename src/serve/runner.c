@@ -189,6 +189,7 @@ static void take(runner *r, uint32_t i, const gen_event *ev) {
         if (ev->finish == FINISH_CANCELLED) {
             if (ev->reason == CANCEL_SHUTDOWN || ev->reason == CANCEL_ENGINE_CLOSED) r->left = true;
             gen_cancel_error(&r->error, ev->reason);
+            cancel_sessions(r, ev->reason); /* the other choices are of no use now, but nothing failed */
         } else if (ev->finish == FINISH_FAILED) {
             serve_fail(&r->error, 500, "internal_error", NULL, "the generation failed: %s", ev->err.msg);
         }

@@ -8,6 +8,7 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,12 +43,15 @@ void drig_open(drig *d, const char *script, const server_options *so, const engi
 }
 
 void drig_close(drig *d) {
-    char path[100];
+    static const char *const files[] = {"requests.lock", "requests.db"};
     if (d->r.s) rig_close(&d->r);
     memvfs_free(d->disk);
-    snprintf(path, sizeof path, "%s/requests.lock", d->dir);
-    unlink(path);
-    rmdir(d->dir);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[100];
+        snprintf(path, sizeof path, "%s/%s", d->dir, files[i]);
+        unlink(path);
+    }
+    if (rmdir(d->dir)) fail_msg("%s: %s", d->dir, strerror(errno));
 }
 
 void drig_cut(drig *d, uint64_t seed) {
