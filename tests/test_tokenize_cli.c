@@ -7,10 +7,13 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static char model[] = "/tmp/heddle-tok-XXXXXX", input[] = "/tmp/heddle-in-XXXXXX", second[] = "/tmp/heddle-in2-XXXXXX";
@@ -192,6 +195,45 @@ static void scripted_templates(void **state) {
     assert_non_null(strstr(out, "scripted model"));
 }
 
+/* Text comes through a pipe as it is made, not by the buffer; where nobody takes it, it is not made.  200 letters a second,
+ * for minutes. */
+static void text_comes_at_once(void **state) {
+    static const char script[] = "{\"vocab\":[\"</s>\",\"a\"],\"special\":{\"eos\":[0]},\"context\":100000,\"step_delay_ms\":5,"
+                                 "\"rules\":[{\"match\":\"a\",\"emit\":[1],\"then\":\"loop\"}],\"default\":{\"emit\":[1]}}";
+    char name[80];
+    struct pollfd f = {.events = POLLIN};
+    int fds[2], status;
+    ssize_t n;
+    pid_t pid;
+    (void)state;
+    write_file(input, script, sizeof script - 1);
+    snprintf(name, sizeof name, "script:%s", input);
+    assert_int_equal(pipe(fds), 0);
+    if (!(pid = fork())) {
+        dup2(fds[1], 1);
+        close(fds[0]), close(fds[1]);
+        execl(HEDDLE_BIN, "heddle", "generate", name, "--prompt", "a", (char *)NULL);
+        _exit(99);
+    }
+    close(fds[1]);
+    f.fd = fds[0];
+    if (poll(&f, 1, 15000) != 1) kill(pid, SIGKILL);
+    n = read(fds[0], out, sizeof out);
+    kill(pid, SIGINT);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    close(fds[0]);
+    assert_true(n > 0 && n < 4096);
+    for (ssize_t i = 0; i < n; i++) assert_int_equal(out[i], 'a');
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT); /* it was in the middle of it */
+    if (!access("/dev/full", W_OK)) {
+        time_t t = time(NULL);
+        assert_int_equal(run("generate script:$I --prompt a -n 4000 > /dev/full"), 1);
+        assert_true(time(NULL) - t < 12); /* 20 s to the end */
+    }
+    assert_int_equal(run("generate --help"), 0);
+    assert_non_null(strstr(out, "until the end of the context"));
+}
+
 static int make_model(void **state) {
     vocab_spec s = vocab_bpe;
     hd_buf f;
@@ -217,6 +259,6 @@ static int remove_files(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(lines), cmocka_unit_test(back),
                                        cmocka_unit_test(wrong_usage), cmocka_unit_test(no_lines),
-                                       cmocka_unit_test(scripted_templates)};
+                                       cmocka_unit_test(scripted_templates), cmocka_unit_test(text_comes_at_once)};
     return cmocka_run_group_tests(tests, make_model, remove_files);
 }

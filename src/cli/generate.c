@@ -6,11 +6,11 @@
 #include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char usage[] =
     "heddle generate MODEL (--prompt T | --prompt-file F | --ids 1,2,3 | --ids-file F | --batch-file F.jsonl) [-n MAX]\n"
-    "       [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--seed S] [--stop S]... [--logprobs K] [--json]";
+    "       [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--seed S] [--stop S]... [--logprobs K] [--json]\n"
+    "Without -n it goes on until the model ends it, and one that does not until the end of the context. Text is written as it comes.";
 
 /* ---- answers as JSON ---- */
 
@@ -211,7 +211,7 @@ static int run_one(loaded *l, gen_line *g, bool json) {
         collected_add(&c, &ev);
         if (!json && ev.n_text) {
             fwrite(ev.text, 1, ev.n_text, stdout);
-            if (isatty(STDOUT_FILENO)) fflush(stdout);
+            if (fflush(stdout)) session_cancel(s, CANCEL_BY_REQUEST); /* nobody reads it: stdout_ok() says why */
         }
     } while (ev.kind != EV_DONE);
     session_free(s);
