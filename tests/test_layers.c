@@ -4,6 +4,7 @@
  *
  * Sub-folders (kernels/avx2, exec/methods) belong to the folder they are in.  include/ holds the public header, which
  * includes nothing of heddle's; examples/ knows only that one.  Tests and fuzzers may include anything.
+ * And scripts/test, which runs these checks, says what it can do.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 static const char *const layers[] = {"base",  "tensor", "kernels", "format", "text", "decode",
                                      "model", "state",  "exec",    "serve",  "cli"};
@@ -153,11 +155,43 @@ static void the_judge_can_refuse(void **state) {
     assert_non_null(judge_outside("# include <exec/engine.h>\n"));
 }
 
+/* Exit status of scripts/test with these arguments; what it says is in out. */
+static int stages(const char *args, char *out, size_t size) {
+    char cmd[600];
+    FILE *p;
+    int rc;
+    snprintf(cmd, sizeof cmd, "cd / && timeout 60 %s/../scripts/test %s 2>&1", TEST_DIR, args);
+    assert_non_null(p = popen(cmd, "r"));
+    out[fread(out, 1, size - 1, p)] = 0;
+    rc = pclose(p);
+    return WIFEXITED(rc) ? WEXITSTATUS(rc) : -1;
+}
+
+/* The script that runs all this explains itself, and refuses what it does not know, before it installs or builds anything. */
+static void the_stages_are_named(void **state) {
+    static const char *const all[] = {"release", "clang", "asan", "tsan", "hostile", "planted", "isa", "fuzz"};
+    static const char *const variables[] = {"HEDDLE_TEST_DATA", "HEDDLE_FUZZ_SECONDS", "HEDDLE_JOBS"};
+    char out[8000];
+    (void)state;
+    assert_int_equal(stages("--help", out, sizeof out), 0);
+    assert_int_equal(strncmp(out, "test [STAGE...]", 15), 0);
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) assert_non_null(strstr(out, variables[i]));
+    assert_null(strstr(out, "pipefail"));
+    assert_null(strstr(out, "== packages"));
+    assert_int_equal(stages("release -h", out, sizeof out), 0);
+    assert_int_equal(strncmp(out, "test [STAGE...]", 15), 0);
+    assert_int_equal(stages("clang releas", out, sizeof out), 64);
+    assert_non_null(strstr(out, "no stage is called releas"));
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) assert_non_null(strstr(out, all[i]));
+    assert_null(strstr(out, "== "));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(includes_point_left),
         cmocka_unit_test(the_outside_knows_the_public_header_only),
         cmocka_unit_test(the_judge_can_refuse),
+        cmocka_unit_test(the_stages_are_named),
     };
     return cmocka_run_group_tests_name("layers", tests, NULL, NULL);
 }
