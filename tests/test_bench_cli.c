@@ -146,9 +146,49 @@ static void test_phases(void **state) {
     json_decref(j);
 }
 
+/* Exit status with these arguments; what it says is in `out`. */
+static int refused(const char *args) {
+    char cmd[400];
+    FILE *p;
+    int rc;
+    snprintf(cmd, sizeof cmd, "%s bench %s --threads 1 %s 2>&1", HEDDLE_BIN, path, args);
+    assert_non_null(p = popen(cmd, "r"));
+    out[fread(out, 1, sizeof out - 1, p)] = 0;
+    rc = pclose(p);
+    return WIFEXITED(rc) ? WEXITSTATUS(rc) : -1;
+}
+
+/* What is wrong is said with the option's name; the model's context is 512. */
+static void test_wrong_values(void **state) {
+    static const struct {
+        const char *args, *says;
+        int rc;
+    } cases[] = {{"-p -1", "-p takes up to 16 numbers from 1 to 4096 with commas between, or 0 for none, not '-1'", 64},
+                 {"-p 9000", "-p takes up to 16 numbers from 1 to 4096 with commas between, or 0 for none, not '9000'", 64},
+                 {"-p 4 -b 1,0", "-b takes up to 16 numbers from 1 to 4096 with commas between, or 0 for none, not '1,0'", 64},
+                 {"-b x", "-b takes up to 16 numbers from 1 to 4096 with commas between, or 0 for none, not 'x'", 64},
+                 {"-b ''", "not ''", 64},
+                 {"-b 1,,2", "not '1,,2'", 64},
+                 {"-b 1,-2", "not '1,-2'", 64},
+                 {"-b 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", "-b takes up to 16 numbers", 64},
+                 {"-p 4,600 -b 0", "-p 600 is beyond the context of 512 tokens", 1},
+                 {"-p 65 -b 0 --ctx 64", "-p 65 is beyond the context of 64 tokens", 1},
+                 {"-p 0 -b 1 --depth 504", "--depth 504 is beyond the context of 512 tokens", 1},
+                 {"-p 0 -b 1 --depth 4294967290", "--depth 4294967290 is beyond the context", 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int rc = refused(cases[i].args);
+        if (rc != cases[i].rc || !strstr(out, cases[i].says)) fail_msg("'%s' exits %d: %s", cases[i].args, rc, out);
+    }
+    assert_int_equal(refused("-p 512 -b 0"), 0);
+    assert_int_equal(refused("-p 0 -b 0"), 0);
+    assert_int_equal(refused("extra"), 64);
+    assert_non_null(strstr(out, "usage: "));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain), cmocka_unit_test(test_costs),
                                        cmocka_unit_test(test_costs_of_a_head), cmocka_unit_test(test_roofline),
-                                       cmocka_unit_test(test_phases)};
+                                       cmocka_unit_test(test_phases), cmocka_unit_test(test_wrong_values)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -150,17 +150,41 @@ static uint64_t rss_bytes(void) {
     return resident * 4096;
 }
 
-static size_t parse_list(const char *s, uint32_t *v, size_t max) {
-    size_t n = 0;
-    while (*s && n < max) {
+enum { LIST_MAX = 16, LIST_VALUE_MAX = 4096 };
+
+/* The numbers of an option, as "1,2,4"; none for "0".  False after a message. */
+static bool parse_list(const char *option, const char *list, uint32_t v[LIST_MAX], size_t *n) {
+    const char *s = list;
+    *n = 0;
+    if (!strcmp(list, "0")) return true;
+    do {
         char *end;
         unsigned long x = strtoul(s, &end, 10);
-        if (end == s || !x || x > 4096) return 0;
-        v[n++] = (uint32_t)x;
-        s = *end == ',' ? end + 1 : end;
-        if (*end && *end != ',') return 0;
+        if (*s < '0' || *s > '9' || !x || x > LIST_VALUE_MAX || (*end && *end != ',') || *n == LIST_MAX) {
+            fprintf(stderr, "heddle: %s takes up to %d numbers from 1 to %d with commas between, or 0 for none, not '%.100s'\n", option,
+                    LIST_MAX, LIST_VALUE_MAX, list);
+            return false;
+        }
+        v[(*n)++] = (uint32_t)x;
+        s = *end ? end + 1 : end;
+    } while (*s);
+    return true;
+}
+
+/* Whether every run that the options ask for fits the context.  False after a message. */
+static bool check_context(const loaded *l, const uint32_t *ps, size_t n_ps, size_t n_bs, uint32_t depth) {
+    engine_view v;
+    engine_look(l->e, &v);
+    for (size_t i = 0; i < n_ps; i++)
+        if (ps[i] > v.ctx) {
+            fprintf(stderr, "heddle: -p %u is beyond the context of %u tokens (--ctx)\n", ps[i], v.ctx);
+            return false;
+        }
+    if (n_bs && (uint64_t)depth + 8 >= v.ctx) {
+        fprintf(stderr, "heddle: --depth %u is beyond the context of %u tokens (--ctx): each row starts with 8 more\n", depth, v.ctx);
+        return false;
     }
-    return n;
+    return true;
 }
 
 static const char *const part_names[STEP_PARTS + 1] = {"matrices", "head", "attention", "vectors", "waiting", "outside"};
@@ -198,7 +222,7 @@ static void kv_bytes(const loaded *l, const model_opts *o, uint64_t *out) {
 int cmd_bench(int argc, char **argv) {
     model_opts mo = {.no_cache = true}; /* equal prompts are to be computed */
     const char *prefills = "512", *rows = "1,2,4,8,16,32", *args[1];
-    uint32_t n = 128, depth = 0, ps[16], bs[16];
+    uint32_t n = 128, depth = 0, ps[LIST_MAX], bs[LIST_MAX];
     size_t n_args, n_ps, n_bs;
     bool json = false, roofline = false, phases = false;
     uint64_t kv[MODEL_MAX_GROUPS] = {0}, rss;
@@ -212,15 +236,18 @@ int cmd_bench(int argc, char **argv) {
                             {"-b", OPT_STR, &rows, NULL}, {"--depth", OPT_UINT, &depth, NULL}, {"--json", OPT_FLAG, &json, NULL},
                             {"--roofline", OPT_FLAG, &roofline, NULL}, {"--phases", OPT_FLAG, &phases, NULL}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
-    n_ps = strcmp(prefills, "0") ? parse_list(prefills, ps, 16) : 0;
-    n_bs = strcmp(rows, "0") ? parse_list(rows, bs, 16) : 0;
-    if (n_args != 1 || (!n_ps && strcmp(prefills, "0")) || (!n_bs && strcmp(rows, "0"))) {
+    if (!parse_list("-p", prefills, ps, &n_ps) || !parse_list("-b", rows, bs, &n_bs)) return EXIT_USAGE;
+    if (n_args != 1) {
         fprintf(stderr, "usage: %s\n", usage);
         return EXIT_USAGE;
     }
     for (size_t i = 0; i < n_bs; i++)
         if (bs[i] > mo.max_rows) mo.max_rows = bs[i];
     if ((rc = loaded_open(&l, args[0], &mo, true))) return rc;
+    if (!check_context(&l, ps, n_ps, n_bs, depth)) {
+        loaded_close(&l);
+        return EXIT_FAILED;
+    }
     kv_bytes(&l, &mo, kv);
     if (phases) model_time_steps(l.m, true);
     if (roofline && limits_open(&lim, l.m, &err)) {
