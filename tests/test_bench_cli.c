@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -186,9 +187,37 @@ static void test_wrong_values(void **state) {
     assert_non_null(strstr(out, "usage: "));
 }
 
+/* A kernel path of no build is wrong usage, one that only this CPU lacks a failure; both name those there are. */
+static void test_isa(void **state) {
+    const char *name;
+    (void)state;
+    assert_int_equal(refused("-p 4 -b 0 --isa abacus"), 64);
+    assert_non_null(strstr(out, "--isa must be one of "));
+    assert_non_null(strstr(out, "not 'abacus'"));
+    for (size_t i = 0; (name = kernels_built(i)); i++) assert_non_null(strstr(out, name));
+    assert_int_equal(refused("-p 4 -b 0 --isa ''"), 64);
+    assert_int_equal(setenv("HEDDLE_ISA", "slide-rule", 1), 0);
+    assert_int_equal(refused("-p 4 -b 0"), 64);
+    assert_non_null(strstr(out, "$HEDDLE_ISA must be one of "));
+    assert_int_equal(refused("-p 4 -b 0 --isa generic"), 0);
+    assert_int_equal(unsetenv("HEDDLE_ISA"), 0);
+    for (size_t i = 0; (name = kernels_built(i)); i++) {
+        char args[60], best[40];
+        snprintf(args, sizeof args, "-p 4 -b 0 --isa %s", name);
+        if (kernels_get(name)) {
+            assert_int_equal(refused(args), 0);
+            continue;
+        }
+        assert_int_equal(refused(args), 1);
+        snprintf(best, sizeof best, "; it has %s", kernels_name(kernels_get(NULL)));
+        if (!strstr(out, name) || !strstr(out, best) || !strstr(out, "generic")) fail_msg("%s: %s", args, out);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain), cmocka_unit_test(test_costs),
                                        cmocka_unit_test(test_costs_of_a_head), cmocka_unit_test(test_roofline),
-                                       cmocka_unit_test(test_phases), cmocka_unit_test(test_wrong_values)};
+                                       cmocka_unit_test(test_phases), cmocka_unit_test(test_wrong_values),
+                                       cmocka_unit_test(test_isa)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

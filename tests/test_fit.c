@@ -114,9 +114,9 @@ static const json_t *scheme(const json_t *j, const char *name) {
 static void wrong_arguments(void **state) {
     static const char *const usage[] = {"", "$W $G", "$W --rows x", "$W --rows -1", "$W --rows 4097", "$W --ctx", "$W --ctx 1.5",
                                         "$W --kv-type q5", "$W --kv-type q8,", "$W --kv-budget lots", "$W --kv-budget -1",
-                                        "$W --memory 1X", "$W --threads 257", "$W --what", "$W --json=1x --rows"};
+                                        "$W --memory 1X", "$W --threads 257", "$W --isa abacus", "$W --what", "$W --json=1x --rows"};
     static const char *const failed[] = {"/nonexistent", "script:/nonexistent", "$W --ctx 1", "$W --page-tokens 3",
-                                         "$W --page-tokens 8192", "$W --step-tokens 65537", "$W --max-rows 4097", "$W --isa abacus",
+                                         "$W --page-tokens 8192", "$W --step-tokens 65537", "$W --max-rows 4097",
                                          "/dev/null"};
     (void)state;
     for (size_t i = 0; i < sizeof usage / sizeof *usage; i++)

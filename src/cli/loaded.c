@@ -32,6 +32,14 @@ const char *pack_dir_take(const model_opts *o, char dst[PACK_DIR_MAX]) {
     return dst;
 }
 
+/* Whether this build has a kernel path of that name; NULL: none was asked for.  The CPU may still lack it. */
+static bool known_isa(const char *name) {
+    const char *built;
+    for (size_t i = 0; name && (built = kernels_built(i)); i++)
+        if (!strcmp(built, name)) return true;
+    return !name;
+}
+
 int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo) {
     *mo = (model_options){.isa = o->isa ? o->isa : getenv("HEDDLE_ISA"), .n_threads = o->threads};
     *eo = (engine_options){.max_rows = o->max_rows, .max_queued = o->max_queued, .step_tokens = o->step_tokens,
@@ -40,6 +48,13 @@ int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo) 
                            .pin_budget_bytes = o->pin_budget,
                            .page_tokens = o->page_tokens, .ctx = o->ctx, .stuck_timeout_us = o->stuck_timeout_us,
                            .no_cache = o->no_cache, .trace = o->trace};
+    if (!known_isa(mo->isa)) {
+        char built[KERNELS_LIST_MAX], here[KERNELS_LIST_MAX];
+        kernels_list(built, false);
+        kernels_list(here, true);
+        fprintf(stderr, "heddle: %s must be one of %s (this CPU has %s), not '%.40s'\n", o->isa ? "--isa" : "$HEDDLE_ISA", built, here, mo->isa);
+        return EXIT_USAGE;
+    }
     if (!kv_types_by_name(o->kv_type, eo)) {
         fprintf(stderr, "heddle: --kv-type must be " KV_SCHEME_NAMES
                         ", or two of them with a comma: of full attention and of sliding windows\n");

@@ -3,6 +3,7 @@
 #include "kernels/mm_layout.h"
 #include "kernels/vec_int.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #if HD_HAVE_AVX2
@@ -78,5 +79,12 @@ const kernels *kernels_get(const char *name) {
 }
 
 const char *kernels_built(size_t i) { return i < N_SETS ? sets[i].k->name : NULL; }
+
+void kernels_list(char dst[KERNELS_LIST_MAX], bool here) {
+    size_t n = 0;
+    dst[0] = 0;
+    for (size_t i = 0; i < N_SETS && n < KERNELS_LIST_MAX; i++)
+        if (!here || sets[i].here()) n += (size_t)snprintf(dst + n, KERNELS_LIST_MAX - n, "%s%s", n ? ", " : "", sets[i].k->name);
+}
 
 const char *kernels_name(const kernels *k) { return k->name; }

@@ -23,6 +23,9 @@ typedef struct kernels kernels;
 const kernels *kernels_get(const char *name);
 /* Names of the sets in this build, the best first, whether this CPU has them or not; NULL after the last. */
 const char *kernels_built(size_t i);
+/* Names of the sets with ", " between, the best first: all of this build, or those this CPU has. */
+enum { KERNELS_LIST_MAX = 64 };
+void kernels_list(char dst[KERNELS_LIST_MAX], bool here);
 const char *kernels_name(const kernels *k);
 
 /* ---- matrix products: y = W x ----

@@ -138,8 +138,11 @@ static hd_status fill(decoder *d, const char *path, const model_options *opt, hd
         in->n_vocab = (uint32_t)tokenizer_size(d->base.tok);
         return HD_OK;
     }
-    if (!(d->base.k = kernels_get(opt->isa)))
-        return hd_fail_field(err, HD_UNSUPPORTED, "isa", "this CPU has no kernel path '%s'", opt->isa ? opt->isa : "");
+    if (!(d->base.k = kernels_get(opt->isa))) {
+        char have[KERNELS_LIST_MAX];
+        kernels_list(have, true);
+        return hd_fail_field(err, HD_UNSUPPORTED, "isa", "this CPU has no kernel path '%.40s'; it has %s", opt->isa ? opt->isa : "", have);
+    }
     in->isa = kernels_name(d->base.k);
     if ((st = decoder_config_read(&d->cfg, d->file, err))) return st;
     in->n_layers = d->cfg.n_layers;
