@@ -234,6 +234,32 @@ static void text_comes_at_once(void **state) {
     assert_non_null(strstr(out, "until the end of the context"));
 }
 
+/* --help names what a command takes: its own, sampling where it samples, and what all that load a model share. */
+static void help_names_the_options(void **state) {
+    static const char *const shared[] = {"--threads", "--ctx", "--kv-budget", "--kv-type", "--step-tokens", "--step-ms", "--max-rows",
+                                         "--page-tokens", "--no-cache", "--isa", "--state-dir", "--state-cap", "--state-key-file",
+                                         "--pack-cache", "--pack-cap", "every command that loads a model"};
+    static const char *const loading[] = {"serve", "run", "generate", "bench", "embed", "logits", "perplexity"};
+    static const char *const sampling[] = {"--temperature", "--top-k", "--top-p", "--min-p", "--typical-p", "--repetition-penalty",
+                                           "--presence-penalty", "--frequency-penalty", "--seed", "--stop", "--logprobs", "--ignore-eos"};
+    (void)state;
+    for (size_t i = 0; i < sizeof loading / sizeof *loading; i++) {
+        char args[40];
+        snprintf(args, sizeof args, "%s --help", loading[i]);
+        assert_int_equal(run(args), 0);
+        for (size_t k = 0; k < sizeof shared / sizeof *shared; k++)
+            if (!strstr(out, shared[k])) fail_msg("%s does not name %s", args, shared[k]);
+    }
+    assert_int_equal(run("generate --help"), 0);
+    for (size_t k = 0; k < sizeof sampling / sizeof *sampling; k++)
+        if (!strstr(out, sampling[k])) fail_msg("generate does not name %s", sampling[k]);
+    assert_int_equal(run("run --help"), 0);
+    for (size_t k = 0; k < 4; k++) assert_non_null(strstr(out, sampling[k]));
+    assert_non_null(strstr(out, "--seed"));
+    assert_int_equal(run("serve --help"), 0);
+    assert_non_null(strstr(out, "--pin-budget"));
+}
+
 static int make_model(void **state) {
     vocab_spec s = vocab_bpe;
     hd_buf f;
@@ -259,6 +285,7 @@ static int remove_files(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(lines), cmocka_unit_test(back),
                                        cmocka_unit_test(wrong_usage), cmocka_unit_test(no_lines),
-                                       cmocka_unit_test(scripted_templates), cmocka_unit_test(text_comes_at_once)};
+                                       cmocka_unit_test(scripted_templates), cmocka_unit_test(text_comes_at_once),
+                                       cmocka_unit_test(help_names_the_options)};
     return cmocka_run_group_tests(tests, make_model, remove_files);
 }

@@ -13,7 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-static const char usage[] = "heddle bench MODEL [-p 512] [-n 128] [-b 1,2,4,8,16,32] [--depth N] [--roofline] [--phases] [--json]";
+static const char usage[] = "heddle bench MODEL [-p 512] [-n 128] [-b 1,2,4,8,16,32] [--depth N] [--roofline] [--phases] [--json]\n"
+                            "       [--trace FILE]\n" MODEL_OPTS_USAGE;
 
 /* Ids that are ordinary text in every vocabulary we know, spread out so that no row equals another. */
 static void fill_prompt(int32_t *ids, uint32_t n, uint32_t n_vocab, uint32_t salt) {

@@ -34,6 +34,11 @@ typedef struct {
         {"--state-key-file", OPT_STR, &(m).state_key, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
         {"--pack-cache", OPT_STR, &(m).pack_cache, NULL}, {"--pack-cap", OPT_SIZE, &(m).pack_cap, NULL},               \
         {"--page-tokens", OPT_UINT, &(m).page_tokens, NULL}, {"--no-cache", OPT_FLAG, &(m).no_cache, NULL}
+/* The same for --help, behind the command's own. */
+#define MODEL_OPTS_USAGE                                                                                               \
+    "and the options of every command that loads a model: [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T[,T]]\n" \
+    "       [--step-tokens N] [--step-ms N] [--max-rows N] [--page-tokens N] [--no-cache] [--isa NAME] [--state-dir D]\n"  \
+    "       [--state-cap SIZE] [--state-key-file F] [--pack-cache D|off] [--pack-cap SIZE]"
 #define TRACE_OPT_DEF(m) {"--trace", OPT_STR, &(m).trace_path, NULL}
 
 /* ---- a loaded model (loaded.c) ---- */

@@ -42,7 +42,7 @@ static int embed(loaded *l, const id_list *ids, uint64_t arg, bool json) {
 }
 
 int cmd_embed(int argc, char **argv) {
-    static const char usage[] = "heddle embed MODEL --text T [--pooling last|mean|cls] [--no-normalize] [--json]";
+    static const char usage[] = "heddle embed MODEL --text T [--pooling last|mean|cls] [--no-normalize] [--json]\n" MODEL_OPTS_USAGE;
     model_opts mo = {0};
     const char *text = NULL, *pooling = NULL, *args[1];
     bool json = false, raw = false;

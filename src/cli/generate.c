@@ -9,7 +9,9 @@
 
 static const char usage[] =
     "heddle generate MODEL (--prompt T | --prompt-file F | --ids 1,2,3 | --ids-file F | --batch-file F.jsonl) [-n MAX]\n"
-    "       [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--seed S] [--stop S]... [--logprobs K] [--json]\n"
+    "       [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--typical-p P] [--repetition-penalty R]\n"
+    "       [--presence-penalty P] [--frequency-penalty P] [--seed S] [--stop S]... [--ignore-eos] [--special] [--logprobs K]\n"
+    "       [--max-queued N] [--default-max-tokens N] [--trace FILE] [--json]\n" MODEL_OPTS_USAGE "\n"
     "Without -n it goes on until the model ends it, and one that does not until the end of the context. Text is written as it comes.";
 
 /* ---- answers as JSON ---- */

@@ -27,7 +27,7 @@ static int write_logits(loaded *l, const id_list *ids, bool last, FILE *to) {
 }
 
 int cmd_logits(int argc, char **argv) {
-    static const char usage[] = "heddle logits MODEL (--text T | --ids L) [--last] [--out F]";
+    static const char usage[] = "heddle logits MODEL (--text T | --ids L) [--last] [--out F]\n" MODEL_OPTS_USAGE;
     model_opts mo = {0};
     const char *text = NULL, *ids = NULL, *out = NULL, *args[1];
     bool last = false;
@@ -111,7 +111,7 @@ static int whole_nll(loaded *l, const id_list *ids, uint32_t ctx, double *nll, u
 }
 
 int cmd_perplexity(int argc, char **argv) {
-    static const char usage[] = "heddle perplexity MODEL FILE [--ctx N] [--json]";
+    static const char usage[] = "heddle perplexity MODEL FILE [--ctx N] [--json]\n" MODEL_OPTS_USAGE;
     model_opts mo = {.ctx = 512};
     const char *args[2];
     bool json = false;

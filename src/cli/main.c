@@ -27,7 +27,7 @@ static int usage(FILE *to) {
 #define X(name, what) fprintf(to, "  %-12s %s\n", #name, what);
     COMMANDS(X)
 #undef X
-    fprintf(to, "\n`heddle COMMAND --help` says what it takes; the options of all that load a model are in docs/cli.md.\n");
+    fprintf(to, "\n`heddle COMMAND --help` says what it takes; docs/cli.md explains the options of all that load a model.\n");
     if (to == stderr) return EXIT_USAGE;
     return stdout_ok() ? 0 : EXIT_FAILED;
 }

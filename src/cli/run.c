@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 static const char usage[] = "heddle run MODEL [-p PROMPT] [--system S] [-n MAX] [--temperature T] [--top-k K] [--top-p P]\n"
-                            "       [--min-p P] [--seed S]";
+                            "       [--min-p P] [--seed S] [--trace FILE]\n" MODEL_OPTS_USAGE;
 
 typedef struct {
     loaded l;

@@ -20,10 +20,7 @@
     "heddle serve MODEL [--host 127.0.0.1] [--port 8080] [--api-key KEY]... [--api-key-file F] [--alias NAME]...\n"    \
     "       [--max-queued N] [--default-max-tokens N] [--max-body SIZE] [--max-replies SIZE] [--max-connections N]\n"      \
     "       [--cors-origin ORIGIN] [--comment-interval SECONDS] [--drain-timeout SECONDS] [--stuck-timeout SECONDS] [--trace FILE]\n"  \
-    "       [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--step-ms N] [--max-rows N]\n"                \
-    "       [--page-tokens N] [--no-cache] [--pin-budget SIZE] [--state-dir D] [--state-cap SIZE] [--state-key-file F]\n" \
-    "       [--pack-cache D|off] [--pack-cap SIZE]\n" \
-    "       [--no-durable] [--retain DURATION] [--log-cap SIZE]"
+    "       [--pin-budget SIZE] [--no-durable] [--retain DURATION] [--log-cap SIZE]\n" MODEL_OPTS_USAGE
 
 enum { MAX_KEYS = 256, SPARE_FILES = 128, MIN_REPLIES = 1 << 20 };
 /* A comment within the patience of every proxy; a drain no service manager waits longer for; steps of a day are a hang. */
