@@ -191,6 +191,25 @@ static void length_and_caps(void **state) {
     }
 }
 
+/* What is no cap is refused in the same words by both dialects; 0 has a use in completions (echo). */
+static void bad_caps(void **state) {
+    static const char *const names[] = {"max_tokens", "max_completion_tokens"}, *const caps[] = {"-1", "1.5", "\"5\"", "-1e30", "[]", "0"};
+    (void)state;
+    for (size_t n = 0; n < 2; n++)
+        for (size_t i = 0; i < 2 * (sizeof caps / sizeof *caps) - 1; i++) {
+            char json[200], want[80];
+            int status;
+            json_t *v;
+            snprintf(json, sizeof json, "{%s,\"%s\":%s}", i % 2 ? "\"prompt\":\"greet\"" : MSG("greet"), names[n], caps[i / 2]);
+            snprintf(want, sizeof want, "%s must be a whole number of at least 1", names[n]);
+            v = rig_post(&R, i % 2 ? COMPLETE : CHAT, json, &status);
+            if (status != 400) fail_msg("%s: %d", json, status);
+            assert_string_equal(str_at(v, "error.message"), want);
+            assert_string_equal(str_at(v, "error.param"), names[n]);
+            json_decref(v);
+        }
+}
+
 /* Every optional field as null is as absent (R086). */
 static void nulls_are_absent(void **state) {
     json_t *v = good(CHAT, "{" MSG("greet") ",\"temperature\":null,\"top_p\":null,\"stop\":null,\"tools\":null,"
@@ -590,6 +609,7 @@ int main(void) {
         cmocka_unit_test(stream_shape),
         cmocka_unit_test(texts_are_exact),
         cmocka_unit_test(length_and_caps),
+        cmocka_unit_test(bad_caps),
         cmocka_unit_test(nulls_are_absent),
         cmocka_unit_test(errors),
         cmocka_unit_test(too_long),

@@ -25,8 +25,7 @@ static bool plan(gen *g, const json_t *body, serve_error *e) {
     if (top > 0 && !p->logprobs) return bad_field(e, "top_logprobs", "top_logprobs needs logprobs: true");
     p->sampling.n_top_logprobs = top > 0 ? (uint32_t)top : 0;
     if (p->has_max_tokens && !p->max_tokens)
-        return bad_field(e, req_get(body, "max_completion_tokens") ? "max_completion_tokens" : "max_tokens",
-                         "the number of tokens must be at least 1");
+        return request_bad_cap(req_get(body, "max_completion_tokens") ? "max_completion_tokens" : "max_tokens", e);
     if (!(g->prompts = hd_calloc(1, sizeof *g->prompts)))
         return serve_fail(e, 503, "out_of_memory", NULL, "no memory for the request");
     g->n_prompts = 1;

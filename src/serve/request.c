@@ -389,6 +389,8 @@ static bool read_seed(const json_t *body, bool has_big_seed, uint64_t big_seed, 
     return true;
 }
 
+bool request_bad_cap(const char *name, serve_error *e) { return bad_field(e, name, "%s must be a whole number of at least 1", name); }
+
 bool gen_params_read(server *s, const json_t *body, bool has_big_seed, uint64_t big_seed, gen_params *p,
                      serve_error *e) {
     const model_info *m = s->info;
@@ -430,9 +432,9 @@ bool gen_params_read(server *s, const json_t *body, bool has_big_seed, uint64_t 
     /* max_completion_tokens wins over max_tokens; a cap above every context is no cap. */
     for (int k = 0; k < 2; k++) {
         static const char *const names[] = {"max_tokens", "max_completion_tokens"};
-        i = -1;
-        if (!req_int(body, names[k], 0, INT64_MAX, &i, e)) return false;
-        if (i < 0) continue;
+        const json_t *cap = req_get(body, names[k]);
+        if (!cap) continue;
+        if (!json_is_whole(cap, &i) || i < 0) return request_bad_cap(names[k], e);
         p->has_max_tokens = true;
         p->max_tokens = i >= GEN_NO_CAP ? GEN_NO_CAP - 1 : (uint32_t)i;
     }

@@ -73,6 +73,8 @@ void gen_params_deinit(gen_params *p);
 /* Everything but messages, prompt and logprobs (whose shapes differ by dialect). */
 bool gen_params_read(server *s, const json_t *body, bool has_big_seed, uint64_t big_seed, gen_params *p,
                      serve_error *e);
+/* Refuses a cap on the tokens of an answer, alike in every dialect: below 0 here, 0 where a dialect has no use for it. */
+bool request_bad_cap(const char *name, serve_error *e);
 /* priority, share and cache space of every dialect that computes.  key: 1 + index of the API key that let the request in, or 0. */
 bool request_read_class(server *s, const json_t *body, size_t key, gen_params *p, serve_error *e);
 /* model: absent, empty or one we answer to; else 404 naming what there is. */
