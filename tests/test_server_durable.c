@@ -393,6 +393,19 @@ static void errors_are_kept(void **state) {
     drig_close(&d);
 }
 
+/* One choice runs, the others wait too long: it ends for their reason, and none counts as failed. */
+static void choices_end_together(void **state) {
+    engine_options eo = {.max_rows = 1};
+    drig d;
+    (void)state;
+    drig_open(&d, durable_script, NULL, &eo);
+    assert_string_equal(ask_bad(&d, "POST", CHAT, "n", "{\"n\":5,\"queue_timeout_ms\":60," MSG("long") "}", 504), "deadline_queue");
+    assert_true(durable_is(&d, "running", 0));
+    assert_true(rig_wait(&d.r, "rows", 0, 5000));
+    assert_int_equal(rig_state(&d.r, "cancelled.failed"), 0);
+    drig_close(&d);
+}
+
 /* What would change its tokens is refused: a crash would forget it. */
 static void steering(void **state) {
     static const char *const changes[] = {"\"stop\":true", "\"max_tokens\":900", "\"force_ids\":[2]", "\"end_reasoning\":\"x\""};
@@ -523,7 +536,7 @@ int main(void) {
         cmocka_unit_test(replays),        cmocka_unit_test(conflicts),          cmocka_unit_test(bad_headers),
         cmocka_unit_test(detached),       cmocka_unit_test(slow_viewer),        cmocka_unit_test(races),
         cmocka_unit_test(many_choices),   cmocka_unit_test(order_is_canonical), cmocka_unit_test(background),
-        cmocka_unit_test(errors_are_kept), cmocka_unit_test(steering),          cmocka_unit_test(refusals),
+        cmocka_unit_test(choices_end_together), cmocka_unit_test(errors_are_kept), cmocka_unit_test(steering),          cmocka_unit_test(refusals),
         cmocka_unit_test(without_a_log),  cmocka_unit_test(retention),          cmocka_unit_test(metrics),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
