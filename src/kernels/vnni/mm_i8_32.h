@@ -1,8 +1,8 @@
 /* mm_i8_32.h - Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL and IQ4_XS by vpdpbusd: the template of two sets (lanes.h).
  *
- * Values are unsigned (of IQ4 the code point + 128); their offset (8, 16 or 128) is where the 32-bit sum of a block starts, -offset * sum of the tokens'
- * values.  Eight vpdpbusd later the block is done: no widening, no bound to keep.  Q8_0: a ninth where a column stands
- * out in the token's block (act_i8_32). */
+ * Values are unsigned (of IQ4 the code point + 128); their offset (8, 16 or 128) is where the 32-bit sum of a block starts,
+ * -offset * sum of the tokens' values.  Eight vpdpbusd later the block is done: no widening, no bound to keep.  Q8_0: a
+ * ninth where a column stands out in the token's block (act_i8_32). */
 #include "kernels/vnni/lanes.h"
 
 #define HAS_BIT5(ty) ((ty) == TENSOR_Q5_0 || (ty) == TENSOR_Q5_1)
