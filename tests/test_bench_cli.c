@@ -172,6 +172,7 @@ static void test_wrong_values(void **state) {
                  {"-b 1,,2", "not '1,,2'", 64},
                  {"-b 1,-2", "not '1,-2'", 64},
                  {"-b 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", "-b takes up to 16 numbers", 64},
+                 {"-p 4 -b 1 -n 0", "-n takes a whole number of at least 1, not '0'", 64},
                  {"-p 4,600 -b 0", "-p 600 is beyond the context of 512 tokens", 1},
                  {"-p 65 -b 0 --ctx 64", "-p 65 is beyond the context of 64 tokens", 1},
                  {"-p 0 -b 1 --depth 504", "--depth 504 is beyond the context of 512 tokens", 1},

@@ -112,7 +112,7 @@ static const json_t *scheme(const json_t *j, const char *name) {
 /* ---- arguments ---- */
 
 static void wrong_arguments(void **state) {
-    static const char *const usage[] = {"", "$W $G", "$W --rows x", "$W --rows -1", "$W --rows 4097", "$W --ctx", "$W --ctx 1.5",
+    static const char *const usage[] = {"", "$W $G", "$W --rows x", "$W --rows -1", "$W --rows 0", "$W --rows 4097", "$W --ctx", "$W --ctx 1.5",
                                         "$W --kv-type q5", "$W --kv-type q8,", "$W --kv-budget lots", "$W --kv-budget -1",
                                         "$W --memory 1X", "$W --threads 257", "$W --isa abacus", "$W --what", "$W --json=1x --rows"};
     static const char *const failed[] = {"/nonexistent", "script:/nonexistent", "$W --ctx 1", "$W --page-tokens 3",
@@ -491,6 +491,21 @@ static void verdicts(void **state) {
     json_decref(j);
     assert_int_equal(run("$W --memory 1M"), 1);
     assert_non_null(strstr(out, "does not fit"));
+    assert_non_null(strstr(out, "as asked it does not run"));
+    /* What clients of a server can take: said where it does not count, counted where that is asked for. */
+    assert_int_equal(run("$W --memory 300M"), 0);
+    assert_non_null(strstr(out, "not counted: what clients can take"));
+    assert_non_null(strstr(out, "more than is left"));
+    assert_int_equal(run("$W --memory 300M --serving"), 1);
+    assert_non_null(strstr(out, "a smaller --max-body"));
+    assert_null(strstr(out, "not counted"));
+    assert_int_equal(run("$W --memory 300M --serving --kv-budget 16M --max-body 256K --max-replies 2M --max-connections 16"), 0);
+    j = fit_json("$W --memory 16G --kv-budget 16M --serving", &rc);
+    assert_int_equal(rc, 0);
+    assert_true(json_is_true(json_object_get(j, "serving_counted")));
+    assert_int_equal(num(j, "fixed_bytes"), num(j, "weight_bytes") + num(j, "vector_bytes") + num(j, "workspace_bytes") + num(j, "table_bytes") +
+                                                num(j, "store_bytes") + num(j, "program_bytes") + num(j, "serving_total_bytes"));
+    json_decref(j);
 }
 
 /* ---- against a real engine ---- */

@@ -199,8 +199,8 @@ static void wrong_usage(void **state) {
                                              {"--drain-timeout", "-1", NULL}, {"--stuck-timeout", "0", NULL}, {"--kv-type", "q5", NULL},
                                              {"--kv-type", "q8,", NULL}, {"--kv-type", "q8,f16,q4", NULL}};
     /* What is wrong with it, and what was probably meant. */
-    static const char *const told[][4] = {{"--prot", "1", NULL, "did you mean --port?"}, {"--kv-budget", "much", NULL, "--kv-budget takes a size such as 512M, not 'much'"},
-                                          {"--max-rows", "-3", NULL, "--max-rows takes a whole number, not '-3'"},
+    static const char *const told[][4] = {{"--prot", "1", NULL, "did you mean --port?"}, {"--kv-budget", "much", NULL, "--kv-budget takes a size of at least 1 byte, such as 512M, not 'much'"},
+                                          {"--max-rows", "-3", NULL, "--max-rows takes a whole number of at least 1, not '-3'"},
                                           {"--state-cap", "1G", NULL, "need a --state-dir"}};
     proc p;
     (void)state;

@@ -260,6 +260,53 @@ static void help_names_the_options(void **state) {
     assert_non_null(strstr(out, "--pin-budget"));
 }
 
+/* 0 is no number of rows, pages or bytes: it is refused by the option's name, before a model is opened, and not taken for the
+ * default.  Where 0 means something it is taken. */
+static void zero_is_not_the_default(void **state) {
+    static const char *const loading[] = {"serve", "run", "generate", "bench", "embed", "logits", "perplexity", "fit"};
+    static const char *const shared[] = {"--kv-budget", "--step-tokens", "--step-ms", "--max-rows", "--page-tokens", "--state-cap", "--pack-cap"};
+    static const char *const own[][2] = {{"fit", "--rows"}, {"fit", "--memory"}, {"fit", "--max-queued"}, {"fit", "--max-body"},
+                                         {"fit", "--max-replies"}, {"fit", "--max-connections"}, {"fit", "--default-max-tokens"},
+                                         {"serve", "--max-queued"}, {"serve", "--pin-budget"}, {"serve", "--default-max-tokens"},
+                                         {"serve", "--max-body"}, {"serve", "--max-replies"}, {"serve", "--max-connections"},
+                                         {"serve", "--log-cap"}, {"run", "-n"}, {"bench", "-n"}, {"generate", "--max-queued"},
+                                         {"generate", "--default-max-tokens"}};
+    static const char script[] = "{\"vocab\":[\"</s>\",\"a\"],\"special\":{\"eos\":[0]},\"context\":100,\"default\":{\"emit\":[1]}}";
+    char args[200], want[80];
+    (void)state;
+    for (size_t i = 0; i < sizeof loading / sizeof *loading; i++)
+        for (size_t k = 0; k < sizeof shared / sizeof *shared; k++) {
+            snprintf(args, sizeof args, "%s /nowhere %s 0", loading[i], shared[k]);
+            snprintf(want, sizeof want, "heddle: %s takes a ", shared[k]);
+            if (run(args) != 64 || !strstr(out, want) || !strstr(out, "of at least 1")) fail_msg("%s: %s", args, out);
+        }
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        snprintf(args, sizeof args, "%s /nowhere %s 0", own[i][0], own[i][1]);
+        snprintf(want, sizeof want, "heddle: %s takes a ", own[i][1]);
+        if (run(args) != 64 || !strstr(out, want) || !strstr(out, "of at least 1")) fail_msg("%s: %s", args, out);
+    }
+    write_file(input, script, sizeof script - 1);
+    expect("generate script:$I --prompt a -n 0 --threads 0 --ctx 0 --top-k 0 --min-p 0 --logprobs 0", "\n");
+}
+
+/* A budget below one page says what the least is; that much is enough. */
+static void least_budget(void **state) {
+    static const char script[] = "{\"vocab\":[\"</s>\",\"a\"],\"special\":{\"eos\":[0]},\"context\":100,\"default\":{\"emit\":[1]}}";
+    unsigned long long least;
+    char args[100];
+    const char *at;
+    (void)state;
+    write_file(input, script, sizeof script - 1);
+    assert_int_equal(run("generate script:$I --prompt a -n 1 --page-tokens 16 --kv-budget 1"), 1);
+    if (!(at = strstr(out, "kv-budget must be at least ")) || sscanf(at + 27, "%llu bytes for this model, not 1", &least) != 1) fail_msg("%s", out);
+    assert_non_null(strstr(out, "one request needs a page of keys and values (16 tokens)"));
+    assert_true(least >= 16 << 10); /* a token of a script takes 1 KiB */
+    snprintf(args, sizeof args, "generate script:$I --prompt a -n 1 --page-tokens 16 --kv-budget %llu", least);
+    expect(args, "a\n");
+    snprintf(args, sizeof args, "generate script:$I --prompt a -n 1 --page-tokens 16 --kv-budget %llu", least - 1);
+    assert_int_equal(run(args), 1);
+}
+
 static int make_model(void **state) {
     vocab_spec s = vocab_bpe;
     hd_buf f;
@@ -286,6 +333,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(lines), cmocka_unit_test(back),
                                        cmocka_unit_test(wrong_usage), cmocka_unit_test(no_lines),
                                        cmocka_unit_test(scripted_templates), cmocka_unit_test(text_comes_at_once),
-                                       cmocka_unit_test(help_names_the_options)};
+                                       cmocka_unit_test(help_names_the_options), cmocka_unit_test(zero_is_not_the_default),
+                                       cmocka_unit_test(least_budget)};
     return cmocka_run_group_tests(tests, make_model, remove_files);
 }

@@ -233,7 +233,7 @@ int cmd_bench(int argc, char **argv) {
     hd_buf b;
     jsonw w;
     int rc;
-    const opt_def defs[] = {MODEL_OPT_DEFS(mo), TRACE_OPT_DEF(mo), {"-p", OPT_STR, &prefills, NULL}, {"-n", OPT_UINT, &n, NULL},
+    const opt_def defs[] = {MODEL_OPT_DEFS(mo), TRACE_OPT_DEF(mo), {"-p", OPT_STR, &prefills, NULL}, {"-n", OPT_COUNT, &n, NULL},
                             {"-b", OPT_STR, &rows, NULL}, {"--depth", OPT_UINT, &depth, NULL}, {"--json", OPT_FLAG, &json, NULL},
                             {"--roofline", OPT_FLAG, &roofline, NULL}, {"--phases", OPT_FLAG, &phases, NULL}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;

@@ -27,13 +27,13 @@ typedef struct {
 } model_opts;
 #define MODEL_OPT_DEFS(m)                                                                                              \
     {"--threads", OPT_UINT, &(m).threads, NULL}, {"--ctx", OPT_UINT, &(m).ctx, NULL},                                  \
-        {"--kv-budget", OPT_SIZE, &(m).kv_budget, NULL}, {"--kv-type", OPT_STR, &(m).kv_type, NULL},                   \
-        {"--step-tokens", OPT_UINT, &(m).step_tokens, NULL}, {"--step-ms", OPT_UINT, &(m).step_ms, NULL},              \
-        {"--max-rows", OPT_UINT, &(m).max_rows, NULL},                                                                 \
-        {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--state-cap", OPT_SIZE, &(m).state_cap, NULL},               \
+        {"--kv-budget", OPT_BYTES, &(m).kv_budget, NULL}, {"--kv-type", OPT_STR, &(m).kv_type, NULL},                   \
+        {"--step-tokens", OPT_COUNT, &(m).step_tokens, NULL}, {"--step-ms", OPT_COUNT, &(m).step_ms, NULL},              \
+        {"--max-rows", OPT_COUNT, &(m).max_rows, NULL},                                                                 \
+        {"--state-dir", OPT_STR, &(m).state_dir, NULL}, {"--state-cap", OPT_BYTES, &(m).state_cap, NULL},               \
         {"--state-key-file", OPT_STR, &(m).state_key, NULL}, {"--isa", OPT_STR, &(m).isa, NULL},                            \
-        {"--pack-cache", OPT_STR, &(m).pack_cache, NULL}, {"--pack-cap", OPT_SIZE, &(m).pack_cap, NULL},               \
-        {"--page-tokens", OPT_UINT, &(m).page_tokens, NULL}, {"--no-cache", OPT_FLAG, &(m).no_cache, NULL}
+        {"--pack-cache", OPT_STR, &(m).pack_cache, NULL}, {"--pack-cap", OPT_BYTES, &(m).pack_cap, NULL},               \
+        {"--page-tokens", OPT_COUNT, &(m).page_tokens, NULL}, {"--no-cache", OPT_FLAG, &(m).no_cache, NULL}
 /* The same for --help, behind the command's own. */
 #define MODEL_OPTS_USAGE                                                                                               \
     "and the options of every command that loads a model: [--threads N] [--ctx N] [--kv-budget SIZE] [--kv-type T[,T]]\n" \

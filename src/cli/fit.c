@@ -3,7 +3,7 @@
  * The model is opened for its sizes: header and vocabulary are read, weights are not.  The numbers are those that loading,
  * planning and admission use themselves (model_options.sizes_only, exec/plan.h); only "program", what this process holds by
  * now and what its threads will, is an estimate.  What a server takes on top, at most and only while clients use it, is
- * told apart (serve/bounds.h) and is no part of the verdict. */
+ * told apart (serve/bounds.h): with --serving it is part of the verdict, without it the verdict says that it is not. */
 #include "cli/common.h"
 
 #include "base/mem.h"
@@ -27,7 +27,7 @@ typedef struct {
     engine_options opt; /* filled in; ctx: asked for, at most the model's own */
     engine_plan plan;
     uint32_t ctx;       /* effective: what the budget holds for one row; 0: not even 2 tokens */
-    uint64_t workspace, tables, fixed; /* fixed: all but the budget */
+    uint64_t workspace, tables, fixed; /* fixed: all but the budget, with --serving clients too */
 } sized;
 
 typedef struct {
@@ -38,6 +38,7 @@ typedef struct {
     server_options serve;
     server_needs serving;
     bool asked, own_budget, own_limit; /* --ctx or --rows; --kv-budget; --memory */
+    bool serves;                       /* --serving: what clients may take counts */
     uint32_t want_ctx, rows, usual_rows;
     sized s;
     uint64_t need, left, default_budget;
@@ -60,6 +61,10 @@ static uint64_t own_bytes(void) {
     return kib * 1024;
 }
 
+static server_needs serving_needs(const fit *f, const sized *s) {
+    return server_plan(&f->serve, s->opt.max_rows, s->opt.max_queued, f->in->chat != NULL);
+}
+
 static hd_status size_up(const fit *f, const engine_options *want, sized *s, hd_err *err) {
     engine_options bounded;
     engine_plan plan;
@@ -72,6 +77,7 @@ static hd_status size_up(const fit *f, const engine_options *want, sized *s, hd_
     s->workspace = model_workspace_bytes(f->m, &plan.lim);
     s->tables = engine_plan_tables_bytes(&plan, &bounded, f->in->n_vocab);
     s->fixed = f->in->weight_bytes + f->in->vector_bytes + s->workspace + s->tables + f->store + f->program;
+    if (f->serves) s->fixed += serving_needs(f, s).total;
     return HD_OK;
 }
 
@@ -140,7 +146,7 @@ static hd_status work_out(fit *f, const engine_options *want, hd_err *err) {
     if ((st = size_up(f, want, &f->s, err))) return st;
     dflt.kv_budget_bytes = 0;
     if ((st = size_up(f, &dflt, &s, err))) return st;
-    f->serving = server_plan(&f->serve, f->s.opt.max_rows, f->s.opt.max_queued, f->in->chat != NULL);
+    f->serving = serving_needs(f, &f->s);
     f->default_budget = s.opt.kv_budget_bytes;
     if (!f->want_ctx) f->want_ctx = f->in->ctx_train;
     f->need = times(engine_plan_row_bytes(&f->s.plan, f->s.opt.ctx), f->rows);
@@ -191,12 +197,19 @@ static void print_memory(const fit *f) {
     if (f->store) print_line("disk tier", f->store, "its queue, and what it knows of files");
     snprintf(note, sizeof note, "vocabulary, %u threads; about", in->n_threads);
     print_line("program", f->program, note);
-    print_line("before KV", s->fixed, "");
+    if (f->serves) {
+        print_line("connections", f->serving.connections, "of clients: --max-connections");
+        print_line("bodies", f->serving.bodies, "as they arrive: --max-body");
+        print_line("requests", f->serving.requests, "planned, waiting or running: --max-body, --max-queued");
+        print_line("replies", f->serving.replies, "not yet taken: --max-replies");
+        print_line("planners", f->serving.planners, "reading bodies: --max-body");
+        if (f->serving.log) print_line("request log", f->serving.log, "of durable requests");
+    }
+    print_line("before KV", s->fixed, f->serves ? "with all that clients can take of a server" : "");
     print_line("limit", f->limit, f->own_limit ? "--memory" : "of this process: the machine's memory, or less by control group");
     print_line("left for KV", f->left, "at most");
     print_line("KV budget", s->opt.kv_budget_bytes, f->own_budget ? "--kv-budget" : "default: half of (limit - weights)");
     print_line("in all", s->fixed + s->opt.kv_budget_bytes, "");
-    print_line("a server", f->serving.total, "more at most: bodies, replies, connections, as --max-body, --max-replies, --max-connections allow");
     if (f->packed) print_line("packed file", f->packed, "on disk; its pages are the weights then, shared with other processes");
     if (in->mapped_bytes) print_line("mapped", in->mapped_bytes, "token embedding, read from the file; the system may drop it");
 }
@@ -231,6 +244,15 @@ static void print_schemes(const fit *f) {
                (unsigned long long)engine_plan_rows(&f->s.plan, f->s.opt.kv_budget_bytes, f->s.opt.ctx));
 }
 
+/* Clients of a server can take more than is here, or not: said where the verdict does not count them. */
+static void print_serving(const fit *f) {
+    char a[32];
+    uint64_t all = f->s.fixed + f->s.opt.kv_budget_bytes;
+    if (f->serves || !runs(f)) return;
+    printf("  not counted: what clients can take of a server at its limits, at most %s%s; --serving counts it\n", size_text(f->serving.total, a),
+           f->limit - all < f->serving.total ? ", which is more than is left" : "");
+}
+
 static void print_verdict(const fit *f) {
     char a[32], b[32];
     printf("\n%u row%s of %u tokens: ", f->rows, f->rows == 1 ? "" : "s", f->want_ctx);
@@ -241,13 +263,19 @@ static void print_verdict(const fit *f) {
     printf("\n");
     if (f->fits) {
         if (f->rows > f->usual_rows) printf("  so many at once need --max-rows %u\n", f->rows);
+        print_serving(f);
         return;
     }
     if (f->want_ctx > f->in->ctx_train) printf("  the model's own context is %u\n", f->in->ctx_train);
-    if (!f->whole) printf("  %s before KV and the budget are more than the limit of %s\n", size_text(f->s.fixed, a), size_text(f->limit, b));
+    if (!f->whole) {
+        printf("  %s before KV and the budget are more than the limit of %s\n", size_text(f->s.fixed, a), size_text(f->limit, b));
+        if (f->serves) printf("  clients can take less of a server with a smaller --max-body, --max-replies or --max-connections\n");
+    }
     else if (f->need > f->s.opt.kv_budget_bytes)
         printf("  keys and values take %s, the budget is %s\n", size_text(f->need, a), size_text(f->s.opt.kv_budget_bytes, b));
     if (runs(f)) printf("  without options it runs with a context of %u\n", f->s.ctx);
+    else printf("  as asked it does not run\n");
+    print_serving(f);
 }
 
 static void print_text(const fit *f) {
@@ -354,6 +382,8 @@ static int print_json(const fit *f) {
     jsonw_arr(&w);
     for (size_t i = 0; i < f->n_advice; i++) jsonw_str(&w, f->advice[i]);
     jsonw_arr_end(&w);
+    jsonw_key(&w, "serving_counted");
+    jsonw_bool(&w, f->serves);
     jsonw_key(&w, "runs");
     jsonw_bool(&w, runs(f));
     jsonw_obj_end(&w);
@@ -370,7 +400,7 @@ static int print_json(const fit *f) {
 int cmd_fit(int argc, char **argv) {
     static const char usage[] = "heddle fit MODEL [--ctx N] [--rows N] [--kv-budget SIZE] [--kv-type T[,T]] [--step-tokens N] [--max-rows N] "
                                 "[--page-tokens N] [--threads N] [--isa NAME] [--state-dir D] [--state-cap SIZE] [--pack-cache D|off] [--max-queued N] "
-                                "[--max-body SIZE] [--max-replies SIZE] [--max-connections N] [--memory SIZE] [--json]";
+                                "[--max-body SIZE] [--max-replies SIZE] [--max-connections N] [--serving] [--memory SIZE] [--json]";
     model_opts mo = {0};
     model_options model_opt;
     engine_options eo;
@@ -383,12 +413,12 @@ int cmd_fit(int argc, char **argv) {
     uint64_t max_body = 0, max_replies = 0;
     hd_err err;
     int rc;
-    const opt_def defs[] = {MODEL_OPT_DEFS(mo), {"--rows", OPT_UINT, &f.rows, NULL}, {"--memory", OPT_SIZE, &f.limit, NULL},
-                            {"--max-queued", OPT_UINT, &mo.max_queued, NULL},
-                            {"--default-max-tokens", OPT_UINT, &mo.default_max_tokens, NULL}, {"--max-body", OPT_SIZE, &max_body, NULL},
-                            {"--max-replies", OPT_SIZE, &max_replies, NULL},
-                            {"--max-connections", OPT_UINT, &f.serve.max_connections, NULL},
-                            {"--json", OPT_FLAG, &json, NULL}};
+    const opt_def defs[] = {MODEL_OPT_DEFS(mo), {"--rows", OPT_COUNT, &f.rows, NULL}, {"--memory", OPT_BYTES, &f.limit, NULL},
+                            {"--max-queued", OPT_COUNT, &mo.max_queued, NULL},
+                            {"--default-max-tokens", OPT_COUNT, &mo.default_max_tokens, NULL}, {"--max-body", OPT_BYTES, &max_body, NULL},
+                            {"--max-replies", OPT_BYTES, &max_replies, NULL},
+                            {"--max-connections", OPT_COUNT, &f.serve.max_connections, NULL},
+                            {"--serving", OPT_FLAG, &f.serves, NULL}, {"--json", OPT_FLAG, &json, NULL}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
     if (!n_args) {
         fprintf(stderr, "usage: %s\n", usage);

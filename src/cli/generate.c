@@ -241,7 +241,7 @@ int cmd_generate(int argc, char **argv) {
     gen_line_init(&g);
     buf_init(&file, (size_t)1 << 30);
     const opt_def defs[] = {MODEL_OPT_DEFS(mo), TRACE_OPT_DEF(mo),
-        {"--max-queued", OPT_UINT, &mo.max_queued, NULL}, {"--default-max-tokens", OPT_UINT, &mo.default_max_tokens, NULL},
+        {"--max-queued", OPT_COUNT, &mo.max_queued, NULL}, {"--default-max-tokens", OPT_COUNT, &mo.default_max_tokens, NULL},
         {"--prompt", OPT_STR, &prompt, NULL}, {"-p", OPT_STR, &prompt, NULL}, {"--prompt-file", OPT_STR, &prompt_file, NULL},
         {"--ids", OPT_STR, &ids, NULL}, {"--ids-file", OPT_STR, &ids_file, NULL}, {"--batch-file", OPT_STR, &batch_file, NULL},
         {"-n", OPT_UINT, &n, &given_n}, {"--max-tokens", OPT_UINT, &n, &given_n},

@@ -33,11 +33,12 @@ static bool set_value(const opt_def *d, const char *s) {
     switch (d->kind) {
     case OPT_FLAG: *(bool *)d->where = true; return true;
     case OPT_STR: *(const char **)d->where = s; return true;
-    case OPT_UINT: {
+    case OPT_UINT:
+    case OPT_COUNT: {
         unsigned long long v = strtoull(s, &end, 10);
         if (*s < '0' || *s > '9' || *end || errno || v > UINT32_MAX - 1) return false;
         *(uint32_t *)d->where = (uint32_t)v;
-        return true;
+        return v || d->kind == OPT_UINT;
     }
     case OPT_I64: {
         long long v = strtoll(s, &end, 10);
@@ -56,6 +57,7 @@ static bool set_value(const opt_def *d, const char *s) {
         return true;
     }
     case OPT_SIZE: return parse_size(s, d->where);
+    case OPT_BYTES: return parse_size(s, d->where) && *(uint64_t *)d->where;
     case OPT_LIST: {
         opt_list *l = d->where;
         if (l->n == OPT_LIST_MAX) return false;
@@ -72,8 +74,9 @@ static int wrong(const char *usage, const char *what, const char *arg) {
 }
 
 static int bad_value(const opt_def *d, const char *s) {
-    static const char *const wants[] = {[OPT_UINT] = "a whole number", [OPT_I64] = "an integer", [OPT_FLOAT] = "a number",
-                                        [OPT_SIZE] = "a size such as 512M", [OPT_LIST] = "fewer of them"};
+    static const char *const wants[] = {[OPT_UINT] = "a whole number", [OPT_COUNT] = "a whole number of at least 1", [OPT_I64] = "an integer",
+                                        [OPT_FLOAT] = "a number", [OPT_SIZE] = "a size such as 512M",
+                                        [OPT_BYTES] = "a size of at least 1 byte, such as 512M", [OPT_LIST] = "fewer of them"};
     fprintf(stderr, "heddle: %s takes %s, not '%.100s'\n", d->name, wants[d->kind] ? wants[d->kind] : "another value", s);
     return EXIT_USAGE;
 }

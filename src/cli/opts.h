@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum { OPT_FLAG, OPT_STR, OPT_UINT, OPT_I64, OPT_FLOAT, OPT_SIZE, OPT_LIST } opt_kind;
+/* COUNT, BYTES: UINT, SIZE of at least 1, for options where 0 says nothing: it is refused, not taken for "the default". */
+typedef enum { OPT_FLAG, OPT_STR, OPT_UINT, OPT_COUNT, OPT_I64, OPT_FLOAT, OPT_SIZE, OPT_BYTES, OPT_LIST } opt_kind;
 enum { OPT_LIST_MAX = 64 };
 typedef struct {
     const char *items[OPT_LIST_MAX];

@@ -145,7 +145,7 @@ int cmd_run(int argc, char **argv) {
     int rc;
     sampling_defaults(&given);
     const opt_def defs[] = {MODEL_OPT_DEFS(mo), TRACE_OPT_DEF(mo), {"-p", OPT_STR, &prompt, NULL}, {"--system", OPT_STR, &system, NULL},
-        {"-n", OPT_UINT, &n, &has_n}, {"--temperature", OPT_FLOAT, &given.temperature, &t}, {"--top-k", OPT_UINT, &given.top_k, &k},
+        {"-n", OPT_COUNT, &n, &has_n}, {"--temperature", OPT_FLOAT, &given.temperature, &t}, {"--top-k", OPT_UINT, &given.top_k, &k},
         {"--top-p", OPT_FLOAT, &given.top_p, &p}, {"--min-p", OPT_FLOAT, &given.min_p, &mp}, {"--seed", OPT_I64, &seed, &c.seed_given}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
     if (n_args != 1) {

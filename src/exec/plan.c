@@ -99,8 +99,11 @@ uint64_t engine_plan_rows(const engine_plan *p, uint64_t budget, uint32_t n_toke
 hd_status engine_plan_bound(engine_plan *p, engine_options *o, hd_err *err) {
     uint32_t ctx = engine_plan_longest(p, o->kv_budget_bytes, 1, o->ctx);
     if (!ctx)
-        return hd_fail_field(err, HD_INVALID, "kv-budget", "a budget of %llu bytes does not hold one row (%llu bytes for 2 tokens)",
-                             (unsigned long long)o->kv_budget_bytes, (unsigned long long)engine_plan_row_bytes(p, 2));
+        return hd_fail_field(err, HD_INVALID, "kv-budget",
+                             "kv-budget must be at least %llu bytes for this model, not %llu: one request needs %s of keys and values (%u tokens%s)",
+                             (unsigned long long)engine_plan_row_bytes(p, 2), (unsigned long long)o->kv_budget_bytes,
+                             p->n_groups > 1 ? "a page of each kind" : p->page_tokens > 1 ? "a page" : "two pages", p->page_tokens,
+                             p->n_groups > 1 ? "; full attention, sliding window" : "");
     o->ctx = p->lim.ctx = ctx;
     return HD_OK;
 }
