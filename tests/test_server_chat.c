@@ -152,8 +152,38 @@ static void template_arguments(void **state) {
     refuse(t, f, 422, "tool");
 }
 
+/* A model whose template never looks at tools is not told of any: the request is refused, and names the field; a request that
+ * wants none called is served, and a script without a template of its own takes everything. */
+static void tools_of_a_template_without(void **state) {
+#define TOOLS ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+#define HI "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+    static const char plain[] = "{\"vocab\":[\"<s>\",\"</s>\",\"ok\"],\"special\":{\"bos\":0,\"eos\":[1]},\"context\":4096,\"default\":{\"emit\":[2]}}";
+    (void)state;
+    refuse(SCRIPT(TURNS), HI TOOLS, 400, "takes no tools");
+    refuse(SCRIPT(TURNS), HI TOOLS ",\"tool_choice\":\"auto\"", 400, "takes no tools");
+    {
+        static const char *const asked[][2] = {{"{" HI TOOLS "}", "tools"}, {"{" HI ",\"functions\":[{\"name\":\"f\"}]}", "functions"}};
+        rig r;
+        rig_open(&r, SCRIPT(TURNS), NULL, NULL);
+        for (int i = 0; i < 2; i++) {
+            int status;
+            json_t *v = rig_post(&r, CHAT, asked[i][0], &status);
+            assert_int_equal(status, 400);
+            assert_string_equal(str_at(v, "error.param"), asked[i][1]);
+            json_decref(v);
+        }
+        rig_close(&r);
+    }
+    refuse(SCRIPT("{# tools #}tools: {{ messages[0].tools }}{{ 'tools' }}"), HI TOOLS, 400, "takes no tools");
+    expect(SCRIPT(TURNS), HI TOOLS ",\"tool_choice\":\"none\"", "{0}[user]hi{1}[assistant]");
+    expect(SCRIPT(TURNS), HI ",\"tools\":[]", "{0}[user]hi{1}[assistant]");
+    expect(SCRIPT(TURNS), HI ",\"tools\":[{\"type\":\"web_search\"}]", "{0}[user]hi{1}[assistant]"); /* left out, with a warning */
+    expect(plain, HI TOOLS, "hi");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tools_of_a_template_without),
         cmocka_unit_test(user_text_is_never_control), cmocka_unit_test(bos_is_the_templates_business),
         cmocka_unit_test(the_template_refuses),       cmocka_unit_test(roles),
         cmocka_unit_test(calls_in_history),           cmocka_unit_test(continuing),

@@ -69,6 +69,32 @@ static void fails(const char *template, const char *input, hd_status st, const c
     drop(&r);
 }
 
+/* ---- what it looks at ---- */
+
+/* By its names, wherever they stand; not by its texts, comments, or other things called so. */
+static void knows_tools(void **state) {
+    static const struct {
+        const char *text;
+        bool reads;
+    } cases[] = {{"{{ tools }}", true}, {"{% if tools is defined and tools %}x{% endif %}", true},
+                 {"{% for m in messages %}{% if loop.first and tools %}x{% endif %}{% endfor %}", true},
+                 {"{% macro m() %}{{ tools | length }}{% endmacro %}{{ m() }}", true},
+                 {"{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", true},
+                 {"{% if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}{% if tools %}x{% endif %}", true},
+                 {"{% for t in tools or [] %}{{ t }}{% endfor %}", true},
+                 {"", false}, {"tools", false}, {"{# tools #}", false}, {"{{ 'tools' }}", false}, {"{{ message.tools }}", false},
+                 {"{{ my_tools }}", false}, {"{% for tools in messages %}{{ tools }}{% endfor %}", false},
+                 {"{% set tools = 1 %}{{ tools }}", false}, {"{% raw %}{{ tools }}{% endraw %}", false}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        chat_template *t;
+        hd_err err;
+        assert_int_equal(template_parse(&t, cases[i].text, strlen(cases[i].text), &err), HD_OK);
+        if (template_reads_tools(t) != cases[i].reads) fail_msg("%s", cases[i].text);
+        template_free(t);
+    }
+}
+
 /* ---- Python's answers ---- */
 
 /* One case with "x"/"expected" or "e"/"error": true if we answer the same.  Prints the first differences. */
@@ -672,6 +698,7 @@ static void memory_may_fail_anywhere(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(knows_tools),
         cmocka_unit_test(answers_as_python),
         cmocka_unit_test(published_renderings),
         cmocka_unit_test(published_conversations),

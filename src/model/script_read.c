@@ -193,8 +193,8 @@ hd_status script_read(script_model *s, const json_t *root, hd_err *err) {
     const json_t *rules = json_object_get(root, "rules"), *dflt = json_object_get(root, "default"),
                  *ctx = json_object_get(root, "context"), *window = json_object_get(root, "window"), *tmpl = json_object_get(root, "template");
     model_info *in = &s->base.info;
-    /* Messages joined by a line break. */
-    static const char plain[] = "{% for m in messages %}{{ m.content }}{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
+    /* Messages joined by a line break.  Tools are taken, and left out: a script answers as it is written. */
+    static const char plain[] = "{% if tools %}{% endif %}{% for m in messages %}{{ m.content }}{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
     tokenizer *tok;
     hd_status st;
     size_t i;

@@ -202,8 +202,9 @@ static json_t *messages(const server *s, const json_t *body, size_t n_before, se
     return out;
 }
 
-/* Tools for the template: functions; others are named in the warning.  *out stays NULL when there are none. */
-static bool tools(const json_t *body, json_t **out, char *warning, size_t n_warning, serve_error *e) {
+/* Tools for the template: functions; others are named in the warning.  *out stays NULL when there are none.  A template that
+ * does not look at them would drop them without a word, and an agent wait for calls of tools its model never heard of. */
+static bool tools(const model_info *info, const json_t *body, json_t **out, char *warning, size_t n_warning, serve_error *e) {
     const json_t *in = req_get(body, "tools"), *choice = req_get(body, "tool_choice"), *old = req_get(body, "functions");
     *out = NULL;
     if (choice) {
@@ -234,6 +235,9 @@ static bool tools(const json_t *body, json_t **out, char *warning, size_t n_warn
     for (size_t i = 0; i < json_array_size(old); i++)
         json_array_append_new(*out, json_pack("{s:s,s:O}", "type", "function", "function", json_array_get(old, i)));
     if (!json_array_size(*out)) json_decref(*out), *out = NULL;
+    if (*out && info->chat && !template_reads_tools(info->chat))
+        return serve_fail(e, 400, "unsupported_parameter", json_array_size(in) ? "tools" : "functions",
+                          "this model takes no tools: its chat template does not know them. Leave them out, or send tool_choice \"none\"");
     return true;
 }
 
@@ -340,7 +344,7 @@ bool prompt_chat(server *s, const json_t *body, size_t n_before, id_list *out, p
     history *with_ids = NULL;
     prompt_facts f = {0};
     buf_init(&text, (size_t)64 << 20);
-    if (!(msgs = messages(s, body, n_before, e)) || !history_open(&with_ids, info->tok, msgs, n_before, e) || !tools(body, &tool_list, warning, n_warning, e) ||
+    if (!(msgs = messages(s, body, n_before, e)) || !history_open(&with_ids, info->tok, msgs, n_before, e) || !tools(info, body, &tool_list, warning, n_warning, e) ||
         !req_bool(body, "continue_final_message", &go_on, e))
         goto out;
     generation_prompt = !go_on;

@@ -286,6 +286,7 @@ struct chat_template {
     jnodes body;
     jscope *root;
     jnodes blocks; /* N_BLOCK */
+    bool reads_tools; /* the input's variable of that name is looked at somewhere */
     struct jlex *lex; /* while parsing: its table of names */
 };
 

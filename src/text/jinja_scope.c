@@ -68,6 +68,7 @@ static jslot *define(walker *w, jatom *name, jload load) {
         slot = &s->slots[d->slot];
     }
     slot->load = (uint8_t)load;
+    if (load == LOAD_RESOLVE && jstr_is(&name->s, "tools")) w->t->reads_tools = true;
     return slot;
 }
 

@@ -73,6 +73,8 @@ void template_free(chat_template *t) {
     hd_free(t);
 }
 
+bool template_reads_tools(const chat_template *t) { return t->reads_tools; }
+
 void template_spans_deinit(template_spans *s) {
     hd_free(s->spans);
     *s = (template_spans){0};

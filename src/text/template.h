@@ -24,6 +24,8 @@ typedef struct chat_template chat_template;
  * text must be UTF-8 of at most 1 MiB; it is not kept.  On error *out is NULL. */
 hd_status template_parse(chat_template **out, const char *text, size_t n, hd_err *err);
 void template_free(chat_template *t);
+/* Whether it looks at the input's variable `tools` anywhere: one that does not can tell the model of none. */
+bool template_reads_tools(const chat_template *t);
 
 typedef struct {
     int64_t now;          /* Unix seconds for strftime_now, read as UTC unless local is set */
