@@ -277,7 +277,8 @@ static void errors(void **state) {
         {"/tokenize", "{}", 400, "content", NULL},
         {"/detokenize", "{\"tokens\":[1,99999]}", 400, "tokens", NULL},
         {"/v1/nothing", "{}", 404, NULL, "not_found"},
-        {"/v1/rerank", "{}", 501, NULL, "not_supported"},
+        {"/v1/rerank", "{}", 404, NULL, "not_supported"},
+        {"/chat/completions", "{" MSG("x") "}", 404, NULL, "not_found"},
         {"/v1/models", "{}", 405, NULL, "method_not_allowed"},
         {"/v1/heddle/cancel", "{\"id\":\"nobody\"}", 404, "id", NULL},
         {"/v1/heddle/cancel", "{\"id\":7}", 400, "id", NULL},
@@ -298,6 +299,48 @@ static void errors(void **state) {
     {
         char *body;
         assert_int_equal(client_once(R.port, "POST", CHAT, NULL, "{" MSG("\xFF\xFE") "}", &body), 400);
+        hd_free(body);
+    }
+}
+
+/* What other servers have and this one does not is no reason to try again (SDKs do after 408, 409, 429 and from 500 on), and is told
+ * where to go instead; so is who has the base URL wrong.  Anthropic's routes answer in its shape. */
+static void elsewhere(void **state) {
+    static const struct {
+        const char *method, *path, *says;
+        bool anthropic;
+    } cases[] = {{"POST", "/v1/responses", "POST /v1/chat/completions", false},
+                 {"GET", "/v1/responses/resp_1", "POST /v1/chat/completions", false},
+                 {"POST", "/v1/responses/resp_1/cancel", "POST /v1/chat/completions", false},
+                 {"DELETE", "/v1/conversations/1", "POST /v1/chat/completions", false},
+                 {"POST", "/v1/threads", "POST /v1/chat/completions", false},
+                 {"POST", "/v1/messages", "POST /v1/chat/completions", true},
+                 {"POST", "/v1/messages?beta=true", "POST /v1/chat/completions", true},
+                 {"POST", "/v1/messages/count_tokens", "POST /tokenize", true},
+                 {"POST", "/v1/messages/batches", "POST /v1/chat/completions", true},
+                 {"POST", "/v1/rerank", "POST /v1/embeddings", false},
+                 {"POST", "/v1/adapters", "adapters", false},
+                 {"GET", "/v1/files", "/v1/completions", false},
+                 {"POST", "/v1/images/generations", "text and embeddings", false},
+                 {"POST", "/v1/audio/speech", "text and embeddings", false},
+                 {"POST", "/api/chat", "POST /v1/chat/completions", false},
+                 {"GET", "/api/tags", "GET /v1/models", false},
+                 {"POST", "/chat/completions", "did you mean /v1/chat/completions?", false},
+                 {"POST", "/v1/v1/embeddings", "did you mean /v1/embeddings?", false},
+                 {"GET", "/models", "did you mean /v1/models?", false},
+                 {"POST", "/responses", "there is nothing at /responses", false}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *body;
+        json_t *v;
+        int status = client_once(R.port, cases[i].method, cases[i].path, NULL, strcmp(cases[i].method, "POST") ? NULL : "{}", &body);
+        if (status != 404 || !strstr(body, cases[i].says)) fail_msg("%s: %d: %s", cases[i].path, status, body);
+        assert_non_null(v = json_loads(body, 0, NULL));
+        assert_string_equal(str_at(v, "error.type"), "not_found_error");
+        if (cases[i].anthropic) assert_string_equal(str_at(v, "type"), "error");
+        else assert_null(json_object_get(v, "type"));
+        assert_int_equal(json_object_size(at(v, "error")), cases[i].anthropic ? 2 : 4);
+        json_decref(v);
         hd_free(body);
     }
 }
@@ -611,6 +654,7 @@ int main(void) {
         cmocka_unit_test(length_and_caps),
         cmocka_unit_test(bad_caps),
         cmocka_unit_test(nulls_are_absent),
+        cmocka_unit_test(elsewhere),
         cmocka_unit_test(errors),
         cmocka_unit_test(too_long),
         cmocka_unit_test(message_shapes),

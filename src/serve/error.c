@@ -28,7 +28,6 @@ const char *serve_error_type(const serve_error *e) {
     case 410: return "gone_error";
     case 429: return "rate_limit_error";
     case 499: return "cancelled_error";
-    case 501: return "not_supported_error";
     case 503: return "unavailable_error";
     case 504: return "timeout_error";
     default: return e->status >= 500 ? "server_error" : "invalid_request_error";
@@ -39,10 +38,12 @@ void serve_error_json(hd_buf *out, const serve_error *e) {
     jsonw w;
     jsonw_init(&w, out);
     jsonw_obj(&w);
+    if (e->anthropic) jsonw_key(&w, "type"), jsonw_str(&w, "error");
     jsonw_key(&w, "error");
     jsonw_obj(&w);
     jsonw_key(&w, "message"), jsonw_str(&w, e->msg);
     jsonw_key(&w, "type"), jsonw_str(&w, serve_error_type(e));
+    if (e->anthropic) goto end;
     jsonw_key(&w, "param");
     if (e->param[0]) jsonw_str(&w, e->param);
     else jsonw_null(&w);
@@ -58,6 +59,7 @@ void serve_error_json(hd_buf *out, const serve_error *e) {
         jsonw_key(&w, "max_queued"), jsonw_uint(&w, e->max_queued);
     }
     if (e->has_generated) jsonw_key(&w, "generated_tokens"), jsonw_uint(&w, e->generated_tokens);
+end:
     jsonw_obj_end(&w);
     jsonw_obj_end(&w);
 }

@@ -1,7 +1,7 @@
 /* error.h - one error of a request, and its body in the OpenAI dialect.
  *
- * Planners and the loop fill a serve_error; the dialect of the route writes it.  Status, type and code follow the error
- * table in docs/http.md. */
+ * Planners and the loop fill a serve_error; the dialect of the route writes it (routes of Anthropic's API: in that shape).
+ * Status, type and code follow the error table in docs/http.md. */
 #ifndef HD_SERVE_ERROR_H
 #define HD_SERVE_ERROR_H
 
@@ -23,6 +23,7 @@ typedef struct {
     /* queue_full: the queue, when max_queued > 0 */
     uint32_t waiting, max_queued;
     /* a generation that was cut: what it had made */
+    bool anthropic;         /* the body has Anthropic's shape */
     bool has_generated;
     uint64_t generated_tokens;
 } serve_error;
@@ -33,7 +34,7 @@ bool serve_fail(serve_error *e, int status, const char *code, const char *param,
     __attribute__((format(printf, 5, 6)));
 #define bad_field(e, param, ...) serve_fail(e, 400, "invalid_value", param, __VA_ARGS__)
 
-/* {"error":{"message","type","param","code",...}} appended to out. */
+/* {"error":{"message","type","param","code",...}} appended to out; for Anthropic's clients {"type":"error","error":{"type","message"}}. */
 void serve_error_json(hd_buf *out, const serve_error *e);
 const char *serve_error_type(const serve_error *e);
 

@@ -17,8 +17,17 @@ struct route {
     const dialect *generate;   /* POST through a planner */
     const dialect *stored;     /* GET and DELETE of stored responses, through a planner */
     bool open;                 /* no key needed */
-    const char *missing;       /* known, but not in this build: 501 says so */
+    bool anthropic;            /* errors in that shape */
+    const char *missing;       /* known elsewhere: 404 with this text, which names what there is.  SDKs would try a 501 again */
 };
+
+/* ---- what others have ---- */
+#define RESPONSES "the responses API is not in this server; use POST /v1/chat/completions (client.chat.completions.create)"
+#define MESSAGES "Anthropic's messages API is not in this server; use an OpenAI client and POST /v1/chat/completions"
+#define RERANK "reranking is not in this server; POST /v1/embeddings gives vectors to compare"
+#define ADAPTERS "adapters are not in this server"
+#define TEXT_ONLY "this server makes text and embeddings only: POST /v1/chat/completions, /v1/completions, /v1/embeddings"
+#define MODEL_ONLY "this server runs a model and nothing else: POST /v1/chat/completions, /v1/completions, /v1/embeddings"
 
 static void names(conn *c) { gen_start_stored(c, &dialect_chat, GEN_NAMES, ""); }
 
@@ -40,13 +49,38 @@ static const route routes[] = {
     {"/v1/embeddings", "POST, OPTIONS", .generate = &dialect_embeddings},
     {"/tokenize", "POST, OPTIONS", .generate = &dialect_tokenize},
     {"/detokenize", "POST, OPTIONS", .generate = &dialect_detokenize},
-    {"/v1/responses", "POST, GET, DELETE, OPTIONS", .missing = "responses"},
-    {"/v1/responses/", "POST, GET, DELETE, OPTIONS", .missing = "responses"},
-    {"/v1/rerank", "POST, OPTIONS", .missing = "reranking"},
-    {"/v1/messages", "POST, OPTIONS", .missing = "Anthropic messages"},
-    {"/v1/messages/", "POST, OPTIONS", .missing = "Anthropic messages"},
-    {"/v1/adapters", "GET, POST, DELETE, OPTIONS", .missing = "adapters"},
-    {"/v1/adapters/", "GET, POST, DELETE, OPTIONS", .missing = "adapters"},
+    {"/v1/responses", .missing = RESPONSES},
+    {"/v1/responses/", .missing = RESPONSES},
+    {"/v1/conversations", .missing = RESPONSES},
+    {"/v1/conversations/", .missing = RESPONSES},
+    {"/v1/assistants", .missing = RESPONSES},
+    {"/v1/assistants/", .missing = RESPONSES},
+    {"/v1/threads", .missing = RESPONSES},
+    {"/v1/threads/", .missing = RESPONSES},
+    {"/v1/messages", .missing = MESSAGES, .anthropic = true},
+    {"/v1/messages/count_tokens", .missing = "Anthropic's messages API is not in this server; POST /tokenize gives a text's or a chat's tokens", .anthropic = true},
+    {"/v1/messages/", .missing = MESSAGES, .anthropic = true},
+    {"/v1/complete", .missing = MESSAGES, .anthropic = true},
+    {"/v1/rerank", .missing = RERANK},
+    {"/v1/score", .missing = RERANK},
+    {"/rerank", .missing = RERANK},
+    {"/v1/adapters", .missing = ADAPTERS},
+    {"/v1/adapters/", .missing = ADAPTERS},
+    {"/v1/images/", .missing = TEXT_ONLY},
+    {"/v1/audio/", .missing = TEXT_ONLY},
+    {"/v1/videos", .missing = TEXT_ONLY},
+    {"/v1/realtime", .missing = TEXT_ONLY},
+    {"/v1/realtime/", .missing = TEXT_ONLY},
+    {"/v1/moderations", .missing = MODEL_ONLY},
+    {"/v1/files", .missing = MODEL_ONLY},
+    {"/v1/files/", .missing = MODEL_ONLY},
+    {"/v1/uploads", .missing = MODEL_ONLY},
+    {"/v1/batches", .missing = MODEL_ONLY},
+    {"/v1/batches/", .missing = MODEL_ONLY},
+    {"/v1/fine_tuning/", .missing = MODEL_ONLY},
+    {"/v1/vector_stores", .missing = MODEL_ONLY},
+    {"/v1/vector_stores/", .missing = MODEL_ONLY},
+    {"/api/", .missing = "Ollama's own API is not in this server; its OpenAI API is: POST /v1/chat/completions, GET /v1/models"},
 };
 
 static const route *find(const char *path) {
@@ -56,6 +90,17 @@ static const route *find(const char *path) {
         if (n > 1 && routes[i].path[n - 1] == '/' && !strncmp(path, routes[i].path, n) && path[n]) return &routes[i];
     }
     return NULL;
+}
+
+/* Most who come here have the base URL wrong: without /v1, or with two of them. */
+static void not_found(serve_error *e, const char *path) {
+    char with[120];
+    const route *r = NULL;
+    if (!strncmp(path, "/v1/v1/", 7)) r = find(path + 3);
+    else if (snprintf(with, sizeof with, "/v1%s", path) < (int)sizeof with) r = find(with);
+    if (r && !r->missing && strcmp(r->path, "/"))
+        serve_fail(e, 404, "not_found", NULL, "there is nothing at %.200s; did you mean %s?", path, r->path);
+    else serve_fail(e, 404, "not_found", NULL, "there is nothing at %.200s", path);
 }
 
 bool route_origin_allowed(const server *s, const char *origin) {
@@ -110,15 +155,16 @@ void route_head(conn *c) {
     }
     if (m == HTTP_OPTIONS) return; /* preflight: before key and path */
     if (!(r = find(buf_cstr(&c->path)))) {
-        serve_fail(e, 404, "not_found", NULL, "there is nothing at %.200s", buf_cstr(&c->path));
+        not_found(e, buf_cstr(&c->path));
         if (!key_ok(c)) goto unauthorised;
         return;
     }
     c->route = r;
     c->allow = r->allow;
+    e->anthropic = r->anthropic;
     if (!r->open && !key_ok(c)) goto unauthorised;
     if (r->missing) {
-        serve_fail(e, 501, "not_supported", NULL, "%s are not built into this server", r->missing);
+        serve_fail(e, 404, "not_supported", NULL, "%s", r->missing);
     } else if (!has_method(r, m)) {
         serve_fail(e, 405, "method_not_allowed", NULL, "%s is not a method of %s; there are %s",
                    http_method_str((enum http_method)m), r->path, r->allow);
@@ -132,6 +178,7 @@ void route_head(conn *c) {
     return;
 unauthorised:
     memset(e, 0, sizeof *e);
+    e->anthropic = c->route && c->route->anthropic;
     serve_fail(e, 401, "invalid_api_key", NULL, "a valid key is needed: Authorization: Bearer KEY");
 }
 
