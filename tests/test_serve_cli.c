@@ -193,6 +193,49 @@ static void signals_during_a_long_prefill(void **state) {
     free(json);
 }
 
+/* What a process says on stderr until it ends. */
+static void rest_of(proc *p, char *out, size_t size) {
+    size_t n = strlen(p->text);
+    memcpy(out, p->text, n);
+    for (ssize_t got; n < size - 1 && (got = read(p->err, out + n, size - 1 - n)) > 0;) n += (size_t)got;
+    out[n] = 0;
+}
+
+/* $HEDDLE_LOG=debug tells the life of a request, and neither its text nor the key; info tells nothing of it. */
+static void debug_lines(void **state) {
+    static const char *const more[] = {"--api-key", "sesame-key", NULL};
+    static const char auth[] = "Authorization: Bearer sesame-key\r\n";
+    static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"walnut\"}],\"max_tokens\":3}";
+    static const char *const wanted[] = {"engine: context 100000", ": taken: autoregressive, 6 prompt tokens, at most 3 to come", ": admitted after ",
+                                         "0 of 6 prompt tokens cached", ": first token ", ": ended: stop, end of text; 6 prompt tokens (0 cached), 2 generated",
+                                         ": accepted: POST /v1/chat/completions, not streamed", "GET /v1/models: refused or cut: 401 invalid_api_key",
+                                         "GET /no?where: refused or cut: 404 not_found", ": ended: cancelled, client_disconnected"};
+    static const char *const never[] = {"walnut", "sesame", "wrong-key", "\x1b"};
+    static char said[1 << 16];
+    (void)state;
+    for (int debug = 0; debug < 2; debug++) {
+        client c;
+        proc p;
+        assert_int_equal(setenv("HEDDLE_LOG", debug ? "debug" : "info", 1), 0);
+        start(&p, true, more);
+        assert_int_equal(client_once(p.port, "POST", "/v1/chat/completions", auth, chat, NULL), 200);
+        assert_int_equal(client_once(p.port, "GET", "/v1/models", "Authorization: Bearer wrong-key\r\n", NULL, NULL), 401);
+        assert_int_equal(client_once(p.port, "GET", "/no%1bwhere", auth, NULL, NULL), 404);
+        assert_true(client_open(&c, p.port) && client_request(&c, "POST", "/v1/chat/completions", auth, RUN("")));
+        assert_true(client_until(&c, "id: 2", 5000));
+        client_close(&c);
+        sleep_ms(300);
+        kill(p.pid, SIGTERM);
+        rest_of(&p, said, sizeof said);
+        assert_int_equal(end(&p, 5000), 0);
+        for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+            if ((strstr(said, wanted[i]) != NULL) != debug) fail_msg("%s: %s", wanted[i], said);
+        for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+            if (strstr(said, never[i])) fail_msg("%s: %s", never[i], said);
+    }
+    assert_int_equal(unsetenv("HEDDLE_LOG"), 0);
+}
+
 static void wrong_usage(void **state) {
     static const char *const cases[][3] = {{"--nonsense", NULL}, {"--port", "70000", NULL}, {"--comment-interval", "0", NULL},
                                              {"--comment-interval", "3601", NULL}, {"--drain-timeout", "3601", NULL},
@@ -384,7 +427,7 @@ int main(void) {
         cmocka_unit_test(drain_has_an_end),
         cmocka_unit_test(second_signal_ends_at_once),
         cmocka_unit_test(signals_during_a_long_prefill),
-        cmocka_unit_test(wrong_usage),
+        cmocka_unit_test(debug_lines), cmocka_unit_test(wrong_usage),
         cmocka_unit_test(doctor),
         cmocka_unit_test(doctor_is_patient_for_two_seconds),
         cmocka_unit_test(doctor_believes_nothing),

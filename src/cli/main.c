@@ -12,8 +12,13 @@
 static void log_level_from_environment(void) {
     static const char *const names[] = {"error", "warn", "info", "debug"};
     const char *want = getenv("HEDDLE_LOG");
-    for (int i = 0; want && i < 4; i++)
-        if (!strcmp(want, names[i])) hd_log_set((hd_log_level)i);
+    if (!want || !*want) return;
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(want, names[i])) {
+            hd_log_set((hd_log_level)i);
+            return;
+        }
+    hd_log(HD_LOG_WARN, "$HEDDLE_LOG must be error, warn, info or debug, not '%.40s'", want);
 }
 
 int cmd_version(int argc, char **argv) {

@@ -380,6 +380,7 @@ hd_status engine_open(engine **out, model *m, const engine_options *opt, hd_err 
              pthread_create(&e->thread, NULL, engine_main, e))
         st = hd_fail(err, HD_FAILED, "engine: no thread");
     if (!st) {
+        tell_opened(&e->x);
         *out = e;
         return HD_OK;
     }
@@ -502,6 +503,7 @@ hd_status engine_submit(engine *e, const gen_request *reqs, size_t n, session_no
     const gen_method *m;
     hd_status st = HD_OK;
     size_t made = 0;
+    uint32_t n_live = 0;
     pthread_mutex_lock(&e->mu);
     st = room_for(e, reqs, n, err); /* early, before anything is copied */
     pthread_mutex_unlock(&e->mu);
@@ -514,6 +516,7 @@ hd_status engine_submit(engine *e, const gen_request *reqs, size_t n, session_no
         if (!(st = room_for(e, reqs, n, err)) && !(st = join_all(e, out, n, err))) {
             uint64_t now = hd_now_us(e->opt.clock);
             for (size_t i = 0; i < n; i++) enter(e, out[i], now);
+            n_live = e->n_live;
         }
         pthread_mutex_unlock(&e->mu);
     }
@@ -524,6 +527,7 @@ hd_status engine_submit(engine *e, const gen_request *reqs, size_t n, session_no
         }
         return st;
     }
+    for (size_t i = 0; i < n; i++) tell_taken(out[i]->copy.id, &reqs[i], n_live); /* the caller's to free, so they are there still */
     engine_wake(e);
     return HD_OK;
 }

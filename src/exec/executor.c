@@ -241,6 +241,7 @@ void executor_admit(executor *x, session *s, uint32_t rank) {
     x->reserved_bytes += r->reserved_bytes;
     x->rows[x->n_rows++] = r;
     executor_place(x, r);
+    tell_admitted(r, now);
     if ((due = executor_due(s)) < x->deadline_us) x->deadline_us = due;
     atomic_store_explicit(&s->admitted, true, memory_order_relaxed);
     if (r->ended) executor_evict_ended(x); /* what it said before was all */
@@ -309,6 +310,7 @@ static void settle(executor *x, session *s, row *r, gen_event *end) {
         x->service_us = x->service_us > 0 ? x->service_us + (took - x->service_us) * 0.1 : took;
     }
     trace_end(x, s, r, end, now);
+    tell_ended(s, end);
     engine_forget(s->engine, s, end->stats.prompt_tokens + (uint64_t)end->stats.generated_tokens);
     s->row = NULL;
     if (PLANTED(PLANT_SETTLE_TWICE) && end->finish == FINISH_CANCELLED) {

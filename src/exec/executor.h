@@ -8,6 +8,7 @@
 
 #include "exec/plan.h"
 #include "exec/row.h"
+#include "exec/tell.h"
 #include "state/prefix.h"
 
 #include <stdatomic.h>
@@ -63,6 +64,8 @@ struct executor {
     uint64_t step_us_max;        /* longest step of late: halves its distance to the mean with each */
     uint64_t idle_due_us;        /* when the next paused row runs into its idle deadline; UINT64_MAX: none */
     uint64_t deadline_us;        /* no running row has a deadline before this */
+    uint32_t step_budget;        /* tokens that the last step could have had */
+    tell_steps told;             /* for who debugs (tell.h) */
 };
 
 /* Fill in defaults, bound the context by the budget, allocate everything a step needs. */

@@ -47,6 +47,7 @@ static void preempt(executor *x, row *r) {
     x->freed = true;
     while (x->rows[i] != r) i++;
     memmove(&x->rows[i], &x->rows[i + 1], (--x->n_rows - i) * sizeof *x->rows);
+    tell_preempted(r);
     trace_mark(x->opt.trace, "preempt", r->s->copy.id, r->order, r->t_preempted_us);
     engine_requeue(r->s->engine, r->s);
 }

@@ -72,8 +72,10 @@ bool row_sample(row *r, float *logits, sample_result *out) {
 
 static void note_time(row *r) {
     uint64_t now = hd_now_us(r->x->opt.clock);
-    if (!r->t_first_us) r->t_first_us = now;
-    else gap_add(&r->gaps, now - r->t_last_us);
+    if (!r->t_first_us) {
+        r->t_first_us = now;
+        tell_first(r, now);
+    } else gap_add(&r->gaps, now - r->t_last_us);
     r->t_last_us = now;
 }
 

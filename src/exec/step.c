@@ -86,7 +86,7 @@ static uint32_t step_budget(const executor *x) {
 /* Decoding rows first (one token each at least, even past the budget), then prefill; each later row keeps one token, so
  * that every running row advances in every step. */
 static uint32_t plan_rows(executor *x) {
-    step_plan p = {.tokens = step_budget(x), .logits = x->plan.max_logits, .collector = oldest_collecting(x)};
+    step_plan p = {.tokens = x->step_budget = step_budget(x), .logits = x->plan.max_logits, .collector = oldest_collecting(x)};
     uint32_t behind = x->n_rows;
     for (uint32_t i = 0; i < x->n_rows; i++) {
         row *r = x->rows[i];
@@ -203,6 +203,7 @@ bool executor_step(executor *x) {
     t1 = hd_now_us(x->opt.clock);
     note_step_time(x, t1 - t0);
     executor_evict_ended(x);
+    tell_step(x, x->step_tokens_last, x->step_budget, t1 - t0);
     executor_check_invariants(x);
     return true;
 }

@@ -12,6 +12,7 @@
 #include "serve/stored.h"
 #include "serve/stream.h"
 
+#include "base/log.h"
 #include "base/mem.h"
 
 #include <stdio.h>
@@ -43,6 +44,7 @@ void gen_fail(gen *g, const serve_error *e) {
     gen_cancel_sessions(g, CANCEL_FAILED);
     c->gen = NULL;
     if (streaming) {
+        http_tell_error(c, e);
         hd_buf *out = &g->srv->scratch;
         buf_clear(out);
         sse_open_plain(out);
@@ -440,6 +442,10 @@ void gen_begin_reply(gen *g) {
         return;
     }
     buf_clear(out);
+    if (hd_log_on(HD_LOG_DEBUG)) {
+        char what[HTTP_TOLD];
+        hd_log(HD_LOG_DEBUG, "serve: %s: accepted: %s, %s, choices: %u", g->id, http_tell(c, what), gen_streams(g) ? "streamed" : "not streamed", g->n_choices);
+    }
     if (gen_streams(g)) {
         char extra[400];
         snprintf(extra, sizeof extra, "%s%s%s%s", SSE_HEADERS, g->warning[0] ? "x-heddle-warning: " : "", g->warning,

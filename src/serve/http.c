@@ -6,6 +6,7 @@
  * Read: http_accept, http_read, reply_done, on_event. */
 #include "serve/http.h"
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "serve/bounds.h"
 #include "serve/metrics.h"
@@ -160,11 +161,33 @@ void http_reply_take(conn *c, int status, const char *type, const char *extra, h
     reply_done(c);
 }
 
+/* Printable, and no longer than a line has room for. */
+static void tell_text(char *dst, size_t size, const char *s) {
+    size_t n = 0;
+    for (; s[n] && n + 1 < size; n++) dst[n] = s[n] > ' ' && s[n] < 127 ? s[n] : '?';
+    dst[n] = 0;
+}
+
+const char *http_tell(const conn *c, char out[HTTP_TOLD]) {
+    char path[100];
+    tell_text(path, sizeof path, buf_cstr(&c->path));
+    snprintf(out, HTTP_TOLD, "%s %s", http_method_str((enum http_method)c->req.method), path);
+    return out;
+}
+
+void http_tell_error(const conn *c, const serve_error *e) {
+    char what[HTTP_TOLD], param[60];
+    if (!hd_log_on(HD_LOG_DEBUG)) return;
+    tell_text(param, sizeof param, e->param);
+    hd_log(HD_LOG_DEBUG, "serve: %s: refused or cut: %d %s%s%s", http_tell(c, what), e->status, e->code ? e->code : "", *param ? ", " : "", param);
+}
+
 void http_reply_error(conn *c, const serve_error *e) {
     hd_buf body;
     char extra[300] = "";
     int n = 0;
     if (c->dead) return;
+    http_tell_error(c, e);
     buf_init(&body, 16 * 1024);
     serve_error_json(&body, e);
     if (e->retry_after_s) n += snprintf(extra, sizeof extra, "Retry-After: %u\r\n", e->retry_after_s);

@@ -64,6 +64,11 @@ void http_reply(conn *c, int status, const char *type, const char *extra, const 
 /* The same; the body's memory is the connection's from now on. */
 void http_reply_take(conn *c, int status, const char *type, const char *extra, hd_buf *body);
 void http_reply_error(conn *c, const serve_error *e);
+/* For lines of the debug level: method and path of c's request, printable; returns out. */
+enum { HTTP_TOLD = 140 };
+const char *http_tell(const conn *c, char out[HTTP_TOLD]);
+/* What became of c's request, in such a line; without the message, which may quote what the client wrote. */
+void http_tell_error(const conn *c, const serve_error *e);
 /* A reply whose length is not known: head now, pieces later (each is sent at once), end. */
 void http_stream_begin(conn *c, int status, const char *type, const char *extra);
 void http_stream_write(conn *c, const char *p, size_t n);
