@@ -26,7 +26,7 @@
 enum {
     SECONDS = 3 /* each test; how much gets done depends on the disk's syncs */,
     CONVERSATIONS = 400,
-    CAP = 1 << 20 /* a page has 4 or 8.5 KB: about 160 of them */
+    CAP = 1 << 20 /* a page has 4 or 8.5 KiB: about 160 of them */
 };
 static char dir[] = "/tmp/heddle-share-XXXXXX";
 

@@ -81,6 +81,8 @@ bool collected_add(collected *c, const gen_event *ev);
 /* "1,2,3" or white-space separated; NULL after printing why. */
 int32_t *parse_ids(const char *s, size_t *n);
 uint64_t random_seed(void);
+enum { SIZE_TEXT = 32 };
+const char *size_text(uint64_t bytes, char out[SIZE_TEXT]); /* "93.8 MiB": all sizes that people read are in units of 1024 */
 /* Print {"error":{"message","field"}} of a --json command. */
 void print_json_error(const hd_err *err, uint64_t line);
 bool stdout_ok(void); /* flush; false if a write failed */

@@ -87,13 +87,13 @@ static json_t *machine_json(const machine *m) {
 }
 
 static void print_machine(const machine *m) {
-    const double gib = 1 << 30;
+    char a[SIZE_TEXT], b[SIZE_TEXT];
     printf("heddle %s\n\nmachine\n", HEDDLE_VERSION);
     printf("  cpus        %ld online, %d allowed to this process, %u physical cores among them\n", m->online, m->allowed, m->topo.cores);
     if (m->topo.quota > 0) printf("  quota       %.2f CPUs by control group\n", m->topo.quota);
     else printf("  quota       none\n");
     printf("  threads     %u: %s\n", m->topo.threads, m->why);
-    printf("  memory      %.1f GiB, this process may use %.1f GiB\n", (double)m->memory / gib, (double)m->memory_limit / gib);
+    printf("  memory      %s, this process may use %s\n", size_text(m->memory, a), size_text(m->memory_limit, b));
     if (m->isa) printf("  kernels     %s%s\n", m->isa, m->isa_forced ? " ($HEDDLE_ISA)" : "");
     else printf("  kernels     $HEDDLE_ISA names a path that this CPU has not got; no model will load\n");
     printf("  huge pages  transparent: %s; %llu reserved of %llu KiB\n", m->thp, (unsigned long long)m->huge_reserved,
@@ -213,7 +213,7 @@ static const char *explain(const char *reason) {
 
 static void print_server(const server_report *r, bool asked) {
     const json_t *limits, *queue;
-    char a[80], b[80], c[80], d[80];
+    char a[80], b[80], c[80], d[80], size[SIZE_TEXT];
     printf("\nserver at %s\n", r->url);
     if (!r->health.status) {
         printf("  none answers: %s%s\n", r->health.why, asked ? "" : " (--url names another)");
@@ -228,9 +228,9 @@ static void print_server(const server_report *r, bool asked) {
     queue = json_object_get(r->state.body, "queue");
     clean(limits, "kv_type", a);
     clean(limits, "kv_type_sliding", b);
-    printf("  limits      %lld rows, %lld waiting, context %lld, %lld tokens a step, %.1f GiB of KV (%s%s%s)\n", number(limits, "max_rows"),
+    printf("  limits      %lld rows, %lld waiting, context %lld, %lld tokens a step, %s of KV (%s%s%s)\n", number(limits, "max_rows"),
            number(limits, "max_queued"), number(limits, "context"), number(limits, "step_tokens"),
-           (double)number(limits, "kv_bytes") / (1 << 30), a,
+           size_text((uint64_t)number(limits, "kv_bytes"), size), a,
            strcmp(a, b) ? ", sliding windows " : "", strcmp(a, b) ? b : "");
     printf("  now         %lld run, %lld wait\n", number(r->state.body, "running"), number(r->state.body, "waiting"));
     for (size_t i = 0; i < json_array_size(queue); i++) {

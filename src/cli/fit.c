@@ -164,15 +164,6 @@ static bool runs(const fit *f) { return f->fits || (!f->asked && f->whole && f->
 
 /* ---- telling it ---- */
 
-static const char *size_text(uint64_t bytes, char out[32]) {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double v = (double)bytes;
-    int u = 0;
-    while (v >= 1024 && u < 4) v /= 1024, u++;
-    snprintf(out, 32, u ? "%.1f %s" : "%.0f %s", v, units[u]);
-    return out;
-}
-
 static uint64_t token_bytes(const engine_plan *p, uint32_t g) {
     return (p->page_bytes[g] + p->page_tokens - 1) / p->page_tokens;
 }

@@ -1,6 +1,5 @@
 /* inspect.c - `heddle inspect MODEL [--json]`: what a model file holds, without loading it. */
-#include "cli/cli.h"
-#include "cli/opts.h"
+#include "cli/common.h"
 
 #include "base/jsonw.h"
 #include "base/mem.h"
@@ -161,7 +160,7 @@ static void put_tensors(jsonw *w, const gguf *g, const summary *s) {
     jsonw_arr_end(w);
 }
 
-static int print_json(const gguf *g, const char *model, const summary *s) {
+static int print_json(const gguf *g, const char *file, const summary *s) {
     hd_buf b;
     jsonw w;
     int rc = 0;
@@ -169,7 +168,7 @@ static int print_json(const gguf *g, const char *model, const summary *s) {
     jsonw_init(&w, &b);
     jsonw_obj(&w);
     jsonw_key(&w, "model");
-    jsonw_str(&w, model);
+    jsonw_str(&w, file);
     jsonw_key(&w, "format");
     jsonw_str(&w, "gguf");
     put_uint(&w, "version", gguf_version(g));
@@ -214,10 +213,13 @@ static void print_str(const char *label, gguf_str s) {
     putchar('\n');
 }
 
-static void print_bytes(uint64_t n) { printf("%.1f MB", (double)n / 1e6); }
+static void print_bytes(uint64_t n) {
+    char size[SIZE_TEXT];
+    printf("%s", size_text(n, size));
+}
 
-static int print_text(const gguf *g, const char *model, const summary *s) {
-    gguf_str path = {model, strlen(model)};
+static int print_text(const gguf *g, const char *file, const summary *s) {
+    gguf_str path = {file, strlen(file)};
     print_str("model", path);
     if (s->arch.n) print_str("architecture", s->arch);
     if (s->name.n) print_str("name", s->name);
@@ -253,29 +255,29 @@ static int print_text(const gguf *g, const char *model, const summary *s) {
 
 int cmd_inspect(int argc, char **argv) {
     static const char usage[] = "heddle inspect MODEL [--json]";
-    const char *model = NULL;
+    const char *file = NULL;
     bool json = false;
     size_t n_args;
     summary s;
     gguf *g;
     hd_err err;
     const opt_def defs[] = {{"--json", OPT_FLAG, &json, NULL}};
-    int rc = opts_parse(argc, argv, defs, 1, &model, 1, &n_args, usage);
+    int rc = opts_parse(argc, argv, defs, 1, &file, 1, &n_args, usage);
     if (rc) return rc;
     if (!n_args) {
         fprintf(stderr, "heddle: inspect needs a MODEL\nusage: %s\n", usage);
         return EXIT_USAGE;
     }
-    if (!strncmp(model, "script:", 7)) {
+    if (!strncmp(file, "script:", 7)) {
         fprintf(stderr, "heddle: inspect reads GGUF files; a scripted model holds nothing but its script\n");
         return EXIT_FAILED;
     }
-    if (gguf_open(&g, model, &err)) {
+    if (gguf_open(&g, file, &err)) {
         fprintf(stderr, "heddle: %s\n", err.msg);
         return EXIT_FAILED;
     }
     summarise(g, &s);
-    rc = json ? print_json(g, model, &s) : print_text(g, model, &s);
+    rc = json ? print_json(g, file, &s) : print_text(g, file, &s);
     gguf_close(g);
     if (fflush(stdout)) {
         fprintf(stderr, "heddle: cannot write the reply\n");

@@ -121,6 +121,15 @@ void loaded_close(loaded *l) {
     memset(l, 0, sizeof *l);
 }
 
+const char *size_text(uint64_t bytes, char out[SIZE_TEXT]) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)bytes;
+    int u = 0;
+    while (v >= 1024 && u < 4) v /= 1024, u++;
+    snprintf(out, SIZE_TEXT, u ? "%.1f %s" : "%.0f %s", v, units[u]);
+    return out;
+}
+
 int32_t *parse_ids(const char *s, size_t *n) {
     size_t cap = 0;
     int32_t *ids = NULL;

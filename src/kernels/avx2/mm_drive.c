@@ -3,7 +3,7 @@
 
 enum {
     M_BLOCK = 128,     /* tokens whose quantised activations stay in L2 while all rows pass by; measured */
-    RUN_BYTES = 1200,  /* of a stream, before the next one's turn: 0.5 to 2 KB are within 3 % (measured) */
+    RUN_BYTES = 1200,  /* of a stream, before the next one's turn: 0.5 to 2 kB are within 3 % (measured) */
     WIDE_BYTES = 4608, /* of a group: two of them and 8 tokens beside them are within L1 */
     WIDE_TWO = 3072,   /* of a group: with two tokens shorter ones are better off as four streams; measured */
     AHEAD_FOUR = 1024, /* with 4 tokens a line is multiplied for long enough to fetch from further ahead; measured */
