@@ -292,7 +292,7 @@ static void zero_is_not_the_default(void **state) {
 /* A budget below one page says what the least is; that much is enough. */
 static void least_budget(void **state) {
     static const char script[] = "{\"vocab\":[\"</s>\",\"a\"],\"special\":{\"eos\":[0]},\"context\":100,\"default\":{\"emit\":[1]}}";
-    unsigned long long least;
+    unsigned long long least = 0;
     char args[100];
     const char *at;
     (void)state;
@@ -301,10 +301,40 @@ static void least_budget(void **state) {
     if (!(at = strstr(out, "kv-budget must be at least ")) || sscanf(at + 27, "%llu bytes for this model, not 1", &least) != 1) fail_msg("%s", out);
     assert_non_null(strstr(out, "one request needs a page of keys and values (16 tokens)"));
     assert_true(least >= 16 << 10); /* a token of a script takes 1 KiB */
-    snprintf(args, sizeof args, "generate script:$I --prompt a -n 1 --page-tokens 16 --kv-budget %llu", least);
+    snprintf(args, sizeof args, "generate script:$I --prompt a -n 1 --page-tokens 16 --ctx 16 --kv-budget %llu", least);
     expect(args, "a\n");
     snprintf(args, sizeof args, "generate script:$I --prompt a -n 1 --page-tokens 16 --kv-budget %llu", least - 1);
     assert_int_equal(run(args), 1);
+}
+
+/* A prompt where a newcomer puts it, a name that is no file, a context that cannot be had: each is met with a word. */
+static void first_steps(void **state) {
+    static const char script[] = "{\"vocab\":[\"</s>\",\"a\"],\"special\":{\"eos\":[0]},\"context\":100,\"default\":{\"emit\":[1]}}";
+    static const char warning[] = "heddle: warning: ";
+    (void)state;
+    write_file(input, script, sizeof script - 1);
+    expect("run script:$I hello", "a\n");
+    expect("run script:$I -p hello", "a\n");
+    assert_int_equal(run("run script:$I hello -p hello"), 64);
+    assert_int_equal(run("generate script:$I hello"), 64);
+    assert_non_null(strstr(out, "a prompt is given with --prompt"));
+    assert_int_equal(run("run SomeModel-7B hello"), 1);
+    assert_non_null(strstr(out, "names of models are not known"));
+    assert_int_equal(run("run ./nowhere.gguf hello"), 1);
+    assert_null(strstr(out, "names of models"));
+    assert_int_equal(run("generate script:$I --prompt a -n 1 --ctx 101"), 0);
+    assert_non_null(strstr(out, "the model's own context is 100 tokens: no more of --ctx 101 is used"));
+    assert_int_equal(run("generate script:$I --prompt a -n 1 --page-tokens 16 --kv-budget 64K"), 0);
+    assert_non_null(strstr(out, "the context is 64 tokens, not 100: --kv-budget (64.0 KiB)"));
+    assert_int_equal(run("generate script:$I --prompt a -n 1 --page-tokens 16 --kv-budget 64K --ctx 80"), 0);
+    assert_non_null(strstr(out, "the context is 64 tokens, not 80"));
+    assert_int_equal(run("generate script:$I --prompt a -n 1 --page-tokens 16 --kv-budget 64K --ctx 64"), 0);
+    assert_null(strstr(out, warning));
+    assert_int_equal(run("generate script:$I --prompt a -n 1"), 0);
+    assert_null(strstr(out, warning));
+    write_file(second, "aaaa", 4);
+    assert_int_equal(run("perplexity script:$I $J"), 0); /* its 512 are no wish */
+    assert_null(strstr(out, warning));
 }
 
 static int make_model(void **state) {
@@ -334,6 +364,6 @@ int main(void) {
                                        cmocka_unit_test(wrong_usage), cmocka_unit_test(no_lines),
                                        cmocka_unit_test(scripted_templates), cmocka_unit_test(text_comes_at_once),
                                        cmocka_unit_test(help_names_the_options), cmocka_unit_test(zero_is_not_the_default),
-                                       cmocka_unit_test(least_budget)};
+                                       cmocka_unit_test(least_budget), cmocka_unit_test(first_steps)};
     return cmocka_run_group_tests(tests, make_model, remove_files);
 }

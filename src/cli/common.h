@@ -13,6 +13,7 @@
 /* Options of every command that loads a model. */
 typedef struct {
     uint32_t threads, ctx, step_tokens, step_ms, max_rows, max_queued, default_max_tokens, page_tokens;
+    bool usual_ctx;            /* ctx is the command's own default: less is no surprise */
     uint64_t kv_budget, pin_budget;
     uint64_t stuck_timeout_us; /* 0: the engine's own */
     const char *kv_type, *isa;

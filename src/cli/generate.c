@@ -229,7 +229,7 @@ int cmd_generate(int argc, char **argv) {
     gen_line g;
     opt_list stops = {.n = 0};
     const char *prompt = NULL, *prompt_file = NULL, *ids = NULL, *ids_file = NULL, *batch_file = NULL, *schema = NULL,
-               *grammar = NULL, *args[1];
+               *grammar = NULL, *args[2];
     uint32_t n = 0, logprobs = 0;
     int64_t seed = 0;
     bool json = false, special = false, given_n = false, given_seed = false, given_logprobs = false;
@@ -255,7 +255,11 @@ int cmd_generate(int argc, char **argv) {
         {"--grammar", OPT_STR, &grammar, NULL}, {"--logprobs", OPT_UINT, &logprobs, &given_logprobs},
         {"--special", OPT_FLAG, &special, NULL}, {"--ignore-eos", OPT_FLAG, &g.ignore_eos, NULL},
         {"--json", OPT_FLAG, &json, NULL}};
-    if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
+    if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 2, &n_args, usage))) return rc;
+    if (n_args == 2) {
+        fprintf(stderr, "heddle: too many arguments: %.100s; a prompt is given with --prompt\n", args[1]);
+        return EXIT_USAGE;
+    }
     if (n_args != 1 || !!prompt + !!prompt_file + !!ids + !!ids_file + !!batch_file != 1) {
         fprintf(stderr, "heddle: one MODEL and one of --prompt, --prompt-file, --ids, --ids-file, --batch-file\nusage: %s\n", usage);
         return EXIT_USAGE;

@@ -1,5 +1,6 @@
 /* loaded.c - a model and its engine from the common options; small helpers of the commands. */
 #include "cli/common.h"
+#include "base/log.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -75,6 +76,26 @@ int model_opts_take(const model_opts *o, model_options *mo, engine_options *eo) 
     return 0;
 }
 
+/* A context that is not the one asked for, or not the model's own, is said, as answers end where it does. */
+static void tell_context(const loaded *l, const model_opts *o) {
+    uint32_t own = model_get(l->m)->ctx_train, want = o->ctx && o->ctx < own ? o->ctx : own;
+    char budget[SIZE_TEXT];
+    engine_view v = {0};
+    engine_look(l->e, &v);
+    if (o->ctx > own && !o->usual_ctx) hd_log(HD_LOG_WARN, "the model's own context is %u tokens: no more of --ctx %u is used", own, o->ctx);
+    if (v.ctx < want)
+        hd_log(HD_LOG_WARN, "the context is %u tokens, not %u: --kv-budget (%s) holds no more for one request; --kv-type q8 or q4 takes less", v.ctx, want,
+               size_text(v.kv_bytes_total, budget));
+}
+
+/* What is no file may have been meant as a name. */
+static int no_model(const char *name, const hd_err *err) {
+    fail_with(err);
+    if (!strchr(name, '/') && !strstr(name, ".gguf") && strncmp(name, "script:", 7) && access(name, F_OK))
+        fprintf(stderr, "heddle: MODEL is the path of a GGUF file; names of models are not known\n");
+    return EXIT_FAILED;
+}
+
 int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engine) {
     int percent = -1, rc;
     char pack_dir[PACK_DIR_MAX];
@@ -95,7 +116,7 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
     if (isatty(STDERR_FILENO)) mo.progress = show_progress, mo.progress_ctx = &percent;
     if (model_open(&l->m, name, &mo, &err)) {
         loaded_close(l);
-        return fail_with(&err);
+        return no_model(name, &err);
     }
     if (with_engine && o->state_dir) {
         store_opts so = {.dir = o->state_dir, .key_file = o->state_key, .cap_bytes = o->state_cap};
@@ -109,6 +130,7 @@ int loaded_open(loaded *l, const char *name, const model_opts *o, bool with_engi
         loaded_close(l);
         return fail_with(&err);
     }
+    if (with_engine) tell_context(l, o);
     l->load_us = hd_now_us(&hd_clock_real) - t0;
     return 0;
 }

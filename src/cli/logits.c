@@ -112,7 +112,7 @@ static int whole_nll(loaded *l, const id_list *ids, uint32_t ctx, double *nll, u
 
 int cmd_perplexity(int argc, char **argv) {
     static const char usage[] = "heddle perplexity MODEL FILE [--ctx N] [--json]\n" MODEL_OPTS_USAGE;
-    model_opts mo = {.ctx = 512};
+    model_opts mo = {.ctx = 512, .usual_ctx = true};
     const char *args[2];
     bool json = false;
     size_t n_args;

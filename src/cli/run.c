@@ -1,4 +1,4 @@
-/* run.c - chat in the terminal: one shot with -p, otherwise a conversation that ends with /bye or end of input. */
+/* run.c - chat in the terminal: one shot with a prompt, otherwise a conversation that ends with /bye or end of input. */
 #include "cli/common.h"
 #include "base/mem.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char usage[] = "heddle run MODEL [-p PROMPT] [--system S] [-n MAX] [--temperature T] [--top-k K] [--top-p P]\n"
+static const char usage[] = "heddle run MODEL [PROMPT | -p PROMPT] [--system S] [-n MAX] [--temperature T] [--top-k K] [--top-p P]\n"
                             "       [--min-p P] [--seed S] [--trace FILE]\n" MODEL_OPTS_USAGE;
 
 typedef struct {
@@ -137,7 +137,7 @@ int cmd_run(int argc, char **argv) {
     model_opts mo = {0};
     chat c = {.max_tokens = GEN_NO_CAP};
     sampling_params given;
-    const char *prompt = NULL, *system = NULL, *args[1];
+    const char *prompt = NULL, *system = NULL, *args[2];
     bool t = false, k = false, p = false, mp = false, has_n = false;
     uint32_t n = 0;
     int64_t seed = 0;
@@ -147,11 +147,12 @@ int cmd_run(int argc, char **argv) {
     const opt_def defs[] = {MODEL_OPT_DEFS(mo), TRACE_OPT_DEF(mo), {"-p", OPT_STR, &prompt, NULL}, {"--system", OPT_STR, &system, NULL},
         {"-n", OPT_COUNT, &n, &has_n}, {"--temperature", OPT_FLOAT, &given.temperature, &t}, {"--top-k", OPT_UINT, &given.top_k, &k},
         {"--top-p", OPT_FLOAT, &given.top_p, &p}, {"--min-p", OPT_FLOAT, &given.min_p, &mp}, {"--seed", OPT_I64, &seed, &c.seed_given}};
-    if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
-    if (n_args != 1) {
+    if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 2, &n_args, usage))) return rc;
+    if (!n_args || (n_args == 2 && prompt)) {
         fprintf(stderr, "usage: %s\n", usage);
         return EXIT_USAGE;
     }
+    if (n_args == 2) prompt = args[1];
     if ((rc = loaded_open(&c.l, args[0], &mo, true))) return rc;
     if (!model_get(c.l.m)->chat) {
         fprintf(stderr, "heddle: the model has no usable chat template%s%s; use 'heddle generate'\n",

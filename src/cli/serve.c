@@ -143,8 +143,11 @@ int cmd_serve(int argc, char **argv) {
     int rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, USAGE);
     if (rc) return rc;
     buf_init(&key_text, 1 << 20);
-    if ((wrong = n_args != 1                                       ? "serve needs one MODEL"
-                 : port > 65535                                    ? "--port must be at most 65535"
+    if (n_args != 1) {
+        fprintf(stderr, "heddle: serve needs one MODEL\nusage: %s\n", USAGE);
+        return EXIT_USAGE;
+    }
+    if ((wrong = port > 65535                                    ? "--port must be at most 65535"
                  : max_replies && max_replies < MIN_REPLIES         ? "--max-replies must be at least 1M"
                  : comment_s < MIN_TIME_S || comment_s > MAX_TIME_S ? "--comment-interval must be between 0.01 and 3600 seconds"
                  : drain_s < 0 || drain_s > MAX_TIME_S             ? "--drain-timeout must be between 0 and 3600 seconds"
@@ -155,7 +158,7 @@ int cmd_serve(int argc, char **argv) {
                      ? "--retain must be a duration like 90s, 15m, 24h or 7d"
                  : so.log.max_bytes && so.log.max_bytes < JOURNAL_MIN_BYTES ? "--log-cap must be at least 1M"
                                                                    : NULL)) {
-        fprintf(stderr, "heddle: %s\nusage: %s\n", wrong, USAGE);
+        fprintf(stderr, "heddle: %s\n", wrong);
         return EXIT_USAGE;
     }
     if (adapters.n || draft) {
