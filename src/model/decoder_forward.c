@@ -64,6 +64,7 @@ struct forward_space {
 };
 
 #define NO_HIDDEN UINT32_MAX
+#define NO_ITEM   UINT32_MAX
 
 /* Hand out the next `bytes` of the block, or only count them while base is NULL. */
 static void *take(uint8_t *base, uint64_t *at, uint64_t bytes) {
@@ -174,6 +175,7 @@ typedef struct {
     unsigned member, n;
     const parts *in; /* tokens that products see: of the step, at its end those with logits */
     uint32_t phase;  /* index of the next cursors; equal in all members */
+    uint32_t asked;  /* the attention item whose keys are on their way; NO_ITEM: none */
     uint64_t since;  /* timed steps: when the phase began */
 } worker;
 
@@ -440,9 +442,10 @@ static void attend(worker *w, size_t i0, size_t i1) {
         job.pages = (const void *const *)g->pages[d->layer_group[w->layer]];
         job.k_off = ((uint64_t)d->layer_in_group[w->layer] * c->n_kv + it->kv_head) * 2 * head_bytes;
         job.v_off = job.k_off + head_bytes;
-        job.announced = i > i0;
+        job.announced = i == w->asked;
         job.next = (attn_next){.pages = NULL};
-        if (i + 1 < i1) {
+        w->asked = i + 1 < s->n_items ? (uint32_t)i + 1 : NO_ITEM; /* most likely ours, even where another may take it */
+        if (w->asked != NO_ITEM) {
             const attn_item *then = it + 1;
             job.next.pages = (const void *const *)s->st->segs[then->seg].pages[d->layer_group[w->layer]];
             job.next.k_off = ((uint64_t)d->layer_in_group[w->layer] * c->n_kv + then->kv_head) * 2 * head_bytes;
@@ -578,6 +581,7 @@ static void layer(worker *w, uint32_t i) {
     multiply(w, (product[]){{&y->q, act_for(s, &y->q), s->q}, {&y->k, act_for(s, &y->k), s->k}, {&y->v, act_for(s, &y->v), s->v}},
              3);
     phase_end(w, STEP_MATRICES, t, s->items_store ? NULL : store_tokens);
+    w->asked = NO_ITEM;
     share_out(w, &s->by_item, s->items_run, attend);
     phase_end(w, STEP_ATTENTION, t, attn_out);
     multiply(w, (product[]){{&y->o, act_for(s, &y->o), s->y}}, 1);
