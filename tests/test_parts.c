@@ -2,7 +2,11 @@
  * same bits as those of narrow steps on one thread (law 1).
  *
  * From 128 tokens on a step is cut into parts of tokens, as many as members or of 64 tokens; below only into rows.  Two rows
- * share steps, so that a part ends in the midst of one and another holds the ends of both. */
+ * share steps, so that a part ends in the midst of one and another holds the ends of both.
+ *
+ * The best of a position's logits is held against a search through all of them, also where the row asks for nothing else and
+ * where two ids have the same logit. */
+#include "format/gguf.h"
 #include "model/model.h"
 #include "tiny/tiny_model.h"
 
@@ -11,6 +15,8 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <fcntl.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,6 +27,7 @@ typedef struct {
     model *m;
     void *pages[2][MODEL_MAX_GROUPS][PAGES];
     float *logits; /* [TOKENS][TINY_VOCAB]: first those of the short row */
+    logit_best best[TOKENS];
 } rig;
 
 static void open_rig(rig *r, const char *path, unsigned threads, uint32_t step_tokens) {
@@ -43,8 +50,16 @@ static void close_rig(rig *r) { /* all but the logits */
     model_close(r->m);
 }
 
+/* The short row's logits are not asked for with bare: then they are zeros. */
+static void keep(rig *r, const segment *g, uint32_t at, bool bare) {
+    assert_int_equal(!g->logits, bare);
+    memset(r->logits + (size_t)at * TINY_VOCAB, 0, (size_t)g->n * TINY_VOCAB * sizeof *r->logits);
+    if (!bare) memcpy(r->logits + (size_t)at * TINY_VOCAB, g->logits, (size_t)g->n * TINY_VOCAB * sizeof *r->logits);
+    memcpy(r->best + at, g->best, g->n * sizeof *r->best);
+}
+
 /* Both rows through steps of so many tokens; the short one's come first.  The caller frees the logits. */
-static float *run(const char *path, unsigned threads, uint32_t step_tokens) {
+static float *run_some(const char *path, unsigned threads, uint32_t step_tokens, bool bare, logit_best *best) {
     static const uint32_t length[] = {SHORT, LONG}, first[] = {0, SHORT};
     uint32_t done[2] = {0, 0}, bad;
     int32_t ids[LONG];
@@ -65,6 +80,7 @@ static float *run(const char *path, unsigned threads, uint32_t step_tokens) {
             s->tokens = ids + done[row];
             s->n = n;
             s->pos0 = done[row];
+            s->only_best = bare && row == 0;
             for (uint32_t g = 0; g < model_get(r.m)->n_groups; g++) s->pages[g] = r.pages[row][g];
             row_of[st.n_segs++] = row;
             st.n_tokens += n;
@@ -72,13 +88,44 @@ static float *run(const char *path, unsigned threads, uint32_t step_tokens) {
         if (model_forward(r.m, &st, &bad, &err)) fail_msg("%s", err.msg);
         for (uint32_t i = 0; i < st.n_segs; i++) {
             uint32_t row = row_of[i];
-            memcpy(r.logits + (size_t)(first[row] + done[row]) * TINY_VOCAB, segs[i].logits,
-                   (size_t)segs[i].n * TINY_VOCAB * sizeof *r.logits);
+            keep(&r, &segs[i], first[row] + done[row], bare && row == 0);
             done[row] += segs[i].n;
         }
     }
     close_rig(&r);
+    memcpy(best, r.best, sizeof r.best);
     return r.logits;
+}
+
+static logit_best search(const float *x) {
+    logit_best b = {-INFINITY, 0};
+    for (uint32_t i = 0; i < TINY_VOCAB; i++)
+        if (x[i] > b.logit) b = (logit_best){x[i], i};
+    return b;
+}
+
+static float *run(const char *path, unsigned threads, uint32_t step_tokens) {
+    logit_best best[TOKENS];
+    float *logits = run_some(path, threads, step_tokens, false, best);
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        logit_best want = search(logits + (size_t)t * TINY_VOCAB);
+        assert_int_equal(best[t].id, want.id);
+        assert_memory_equal(&best[t].logit, &want.logit, sizeof want.logit);
+    }
+    return logits;
+}
+
+/* The same bests for rows that ask for nothing else beside ones that do. */
+static void best_alone(const char *path, const float *logits, unsigned threads, uint32_t step_tokens) {
+    logit_best best[TOKENS];
+    float *got = run_some(path, threads, step_tokens, true, best);
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        logit_best want = search(logits + (size_t)t * TINY_VOCAB);
+        assert_int_equal(best[t].id, want.id);
+        assert_memory_equal(&best[t].logit, &want.logit, sizeof want.logit);
+    }
+    assert_memory_equal(got + (size_t)SHORT * TINY_VOCAB, logits + (size_t)SHORT * TINY_VOCAB, (size_t)LONG * TINY_VOCAB * sizeof *got);
+    free(got);
 }
 
 static void same_bits(void **state) {
@@ -103,12 +150,54 @@ static void same_bits(void **state) {
                     fail_msg("%s, %u threads, steps of %u: token %u differs", names[i], cuts[c].threads, cuts[c].step_tokens, t);
             free(got);
         }
+        best_alone(path, want, 2, TOKENS);
+        best_alone(path, want, 3, 10);
         free(want);
         unlink(path);
     }
 }
 
+/* Give the upper half of the vocabulary the lower half's rows of the head. */
+static void twin_rows(const char *path) {
+    gguf *g;
+    hd_err err;
+    if (gguf_open(&g, path, &err)) fail_msg("%s", err.msg);
+    const gguf_tensor *t = gguf_tensor_find(g, "output.weight");
+    if (!t) t = gguf_tensor_find(g, "token_embd.weight");
+    assert_non_null(t);
+    uint64_t half = t->size_bytes / 2;
+    uint8_t *rows = malloc(half);
+    memcpy(rows, t->data, half);
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, rows, half, (off_t)(t->offset + half)), half);
+    close(fd);
+    free(rows);
+    gguf_close(g);
+}
+
+static void of_equal_logits_the_first(void **state) {
+    static const unsigned threads[] = {1, 2, 3, 4};
+    char path[] = "/tmp/heddle-parts-XXXXXX";
+    int fd = mkstemp(path);
+    (void)state;
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(tiny_model_write(tiny_variant_find("llama"), NULL, path), 0);
+    twin_rows(path);
+    for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
+        logit_best best[TOKENS];
+        float *logits = run_some(path, threads[i], 24, false, best);
+        for (uint32_t t = 0; t < TOKENS; t++) {
+            const float *x = logits + (size_t)t * TINY_VOCAB;
+            assert_true(x[best[t].id] == x[best[t].id + TINY_VOCAB / 2]);
+            assert_int_equal(best[t].id, search(x).id);
+        }
+        free(logits);
+    }
+    unlink(path);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits), cmocka_unit_test(of_equal_logits_the_first)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

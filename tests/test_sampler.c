@@ -708,6 +708,38 @@ static int find_kernels(void **state) {
     return K ? 0 : -1;
 }
 
+/* A row that is not asked about anything else may be told its best token by the model, and must get what sampling gives. */
+static void who_takes_the_best(void **state) {
+    sampling_params p;
+    sampler *s;
+    hd_err err;
+    logit_bias bias = {.id = 1, .bias = 0.5f};
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        sampling_defaults(&p);
+        p.temperature = 0;
+        p.top_p = 0.5f; /* cuts only the others */
+        p.top_k = 3;
+        switch (i) {
+        case 1: p.temperature = 0.1f; break;
+        case 2: p.logprobs = true; break;
+        case 3: p.bias = &bias, p.n_bias = 1; break;
+        case 4: p.repetition_penalty = 1.1f; break;
+        case 5: p.presence_penalty = -0.1f; break;
+        case 6: p.frequency_penalty = 0.1f; break;
+        case 7: p.dry_multiplier = 0.1f; break;
+        default: break;
+        }
+        assert_int_equal(sampler_open(&s, &p, 5, &err), HD_OK);
+        assert_int_equal(sampler_takes_best(s), i == 0);
+        sampler_close(s);
+    }
+    assert_int_equal(sampler_check_best(-3, &err), HD_OK);
+    assert_int_equal(sampler_check_best(-INFINITY, &err), HD_FAILED);
+    assert_int_equal(sampler_check_best(INFINITY, &err), HD_FAILED);
+    assert_int_equal(sampler_check_best(NAN, &err), HD_FAILED);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stored_cases_of_an_independent_program),
@@ -724,6 +756,7 @@ int main(void) {
         cmocka_unit_test(bounds_between_equals),
         cmocka_unit_test(scoring_untouched_logits),
         cmocka_unit_test(bad_parameters_are_named),
+        cmocka_unit_test(who_takes_the_best),
         cmocka_unit_test(sampling_asks_the_heap_for_nothing),
     };
     return cmocka_run_group_tests_name("sampler", tests, find_kernels, NULL);

@@ -132,6 +132,18 @@ static void forbid(float *x, size_t n, const int32_t *banned, size_t n_banned, c
         if (banned[i] >= 0 && (size_t)banned[i] < n) x[banned[i]] = -INFINITY;
 }
 
+hd_status sampler_check_best(float logit, hd_err *err) {
+    if (logit == -INFINITY) return hd_fail(err, HD_FAILED, "every token is forbidden");
+    if (!isfinite(logit)) return hd_fail(err, HD_FAILED, "the logits are not numbers");
+    return HD_OK;
+}
+
+bool sampler_takes_best(const sampler *s) {
+    const sampling_params *p = &s->p;
+    return p->temperature == 0 && !p->logprobs && !p->n_bias && p->repetition_penalty == 1 && p->presence_penalty == 0 &&
+           p->frequency_penalty == 0 && p->dry_multiplier == 0;
+}
+
 /* Everything before the truncations.  best: the arg-max. */
 static hd_status prepare(const sampler *s, const kernels *k, float *x, size_t n, const int32_t *history,
                          size_t n_history, const int32_t *banned, size_t n_banned, const uint32_t *mask,
@@ -141,8 +153,7 @@ static hd_status prepare(const sampler *s, const kernels *k, float *x, size_t n,
     forbid(x, n, banned, n_banned, mask);
     penalties_apply(&s->p, x, n, history, n_history, w);
     *best = vec_argmax(k, x, n); /* NaN never wins */
-    if (x[*best] == -INFINITY) return hd_fail(err, HD_FAILED, "every token is forbidden");
-    if (!isfinite(x[*best])) return hd_fail(err, HD_FAILED, "the logits are not numbers");
+    if (sampler_check_best(x[*best], err)) return HD_FAILED;
     if (s->p.temperature == 0 && !s->p.logprobs) return HD_OK; /* nothing looks at the others */
     for (size_t i = 0; i < n; i++)
         if (isnan(x[i])) x[i] = -INFINITY;

@@ -56,6 +56,11 @@ typedef struct sampler sampler;
 hd_status sampler_open(sampler **out, const sampling_params *p, size_t n_vocab, hd_err *err);
 void sampler_close(sampler *s);
 const sampling_params *sampler_params(const sampler *s);
+/* Greedy, and nothing else looks at logits or changes them: where no token is banned or masked the choice is the largest one's
+ * first id, which sampler_sample gives too. */
+bool sampler_takes_best(const sampler *s);
+/* Can the largest of all logits be chosen?  HD_FAILED: all tokens are forbidden, or logits are not numbers. */
+hd_status sampler_check_best(float logit, hd_err *err);
 
 typedef struct {
     int32_t id;

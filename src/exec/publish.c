@@ -70,6 +70,20 @@ bool row_sample(row *r, float *logits, sample_result *out) {
     return false;
 }
 
+bool row_takes_best(const row *r) {
+    return r->n_generated >= r->s->copy.req.min_tokens && sampler_takes_best(r->s->copy.sampler);
+}
+
+bool row_take_best(row *r, logit_best best, sample_result *out) {
+    hd_err err;
+    memset(out, 0, sizeof *out);
+    if (take_forced(r, NULL, out)) return true;
+    out->id = (int32_t)best.id;
+    if (sampler_check_best(best.logit, &err) == HD_OK) return true;
+    row_fail(r, &err);
+    return false;
+}
+
 static void note_time(row *r) {
     uint64_t now = hd_now_us(r->x->opt.clock);
     if (!r->t_first_us) {

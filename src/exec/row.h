@@ -101,6 +101,10 @@ struct row {
 /* The token at position n_tokens: sampled from logits [n_vocab] (overwritten), or the one that steering forces.  False: the
  * row has failed. */
 bool row_sample(row *r, float *logits, sample_result *out);
+/* Does row_sample look at nothing but the best of the next token's logits?  Then a segment may ask for no more (only_best), and
+ * row_take_best does the same as row_sample. */
+bool row_takes_best(const row *r);
+bool row_take_best(row *r, logit_best best, sample_result *out);
 /* Append it and hand it out with the text it releases.  False: the row has ended with it (EOS, which is not handed out, a
  * stop string, the cap). */
 bool row_publish(row *r, const sample_result *s);

@@ -41,6 +41,8 @@ typedef struct {
     uint32_t n_rows, n_cols;
     void *data; /* packed, 64-byte aligned, mm_packed_bytes long */
 } mm_weight;
+/* Rows [r0, r1) of w, which stays theirs; r0 is a multiple of 32. */
+mm_weight mm_rows(const mm_weight *w, uint32_t r0, uint32_t r1);
 
 /* Name of the layout that mm_pack writes for this set, at most 23 bytes; sets with the same name share packed weights. */
 const char *mm_layout_name(const kernels *k);

@@ -32,6 +32,11 @@ const char *mm_layout_name(const kernels *k) {
     return "rows8";
 }
 
+mm_weight mm_rows(const mm_weight *w, uint32_t r0, uint32_t r1) {
+    HD_ASSERT(r0 % (4 * MM_ROWS) == 0 && r0 <= r1 && r1 <= w->n_rows);
+    return (mm_weight){w->type, r1 - r0, w->n_cols, (uint8_t *)w->data + r0 / MM_ROWS * mm_group_bytes(w->type, w->n_cols)};
+}
+
 uint64_t mm_packed_bytes(const kernels *k, tensor_type type, uint32_t n_rows, uint32_t n_cols) {
     uint32_t cols, bytes;
     uint64_t n;

@@ -12,15 +12,19 @@
 #include "base/mem.h"
 #include "model/decoder_clock.h"
 
+#include <math.h>
 #include <string.h>
 #include <sys/mman.h>
 
 enum {
+    HEAD_ROWS = 32,     /* of a grain of the head */
+    HEAD_PAD = 16,      /* logits between positions: else their lines would share a few sets of the first cache */
     PACK_TOKENS = 4,    /* mm_act_pack may be split at multiples of this; so many and fewer are one member's work */
     FEW_TOKENS = 32,    /* about where weights stop being read as distant streams (mm_mul) */
     PIECE_BYTES = 64 << 10, /* of weights, for few tokens the least that pays for a call's streams */
     PART_TOKENS = 64,   /* that pay for another reading of the weights */
     MAX_PARTS = 16,
+    HEAD_BYTES = 256 << 10, /* of logits that a member makes at once: they are looked at while they are in its L2 */
     ATTN_TILE = 16,     /* queries of one segment that share a pass over the keys */
     PHASES_PER_LAYER = 10,
     PHASES_OUTSIDE = 4
@@ -43,6 +47,11 @@ struct forward_space {
     uint64_t t_begin_ns;          /* of this step, when it is timed */
     uint32_t *tok_seg, *tok_pos, *tok_index; /* of token t: its segment, its position, its index in the segment */
     float *x, *xn, *q, *k, *v, *att, *gate, *up, *y, *rope, *logits, *hidden;
+    logit_best *best;                        /* [member][logits row]; whole ones are the first member's, after the step */
+    uint64_t best_stride;                    /* members' are on lines of their own */
+    bool *only_best;                         /* of a logits row */
+    float *head_out;                         /* one slice a member */
+    uint64_t head_out_stride;
     uint32_t *logit_tok;                     /* logits row l belongs to token logit_tok[l] */
     uint32_t *logit_hidden;                  /* whose hidden state is row logit_hidden[l], or NO_HIDDEN */
     uint32_t *hidden_tok;                    /* hidden row h belongs to token hidden_tok[h] */
@@ -105,6 +114,11 @@ static uint64_t space_layout(forward_space *s, const decoder *d, const step_limi
     s->y = take(base, &at, t * c->width * sizeof(float));
     s->rope = take(base, &at, t * c->n_ropes * c->n_rot * sizeof(float));
     s->logits = take(base, &at, (uint64_t)lim->max_logits * d->base.info.n_vocab * sizeof(float));
+    s->best_stride = (lim->max_logits + 7) & ~UINT64_C(7);
+    s->best = take(base, &at, s->best_stride * s->n_members * sizeof *s->best);
+    s->only_best = take(base, &at, lim->max_logits * sizeof *s->only_best);
+    s->head_out_stride = max_u64(HEAD_BYTES / sizeof(float), (uint64_t)HEAD_ROWS * lim->max_logits) + (uint64_t)HEAD_PAD * lim->max_logits;
+    s->head_out = take(base, &at, s->head_out_stride * s->n_members * sizeof(float));
     s->logit_tok = take(base, &at, lim->max_logits * sizeof(uint32_t));
     s->logit_hidden = take(base, &at, lim->max_logits * sizeof(uint32_t));
     s->hidden = take(base, &at, (uint64_t)lim->max_hidden * c->width * sizeof(float));
@@ -563,10 +577,46 @@ static void head_in(worker *w, size_t l0, size_t l1) {
     pack_for(s, ws, 1, s->xn, c->width, s->n_logits, (uint32_t)l0, (uint32_t)l1);
 }
 
-static void head_cap(worker *w, size_t l0, size_t l1) {
+/* Members see logits in any order, so of equal ones the first is taken. */
+static void better(logit_best *best, logit_best than) {
+    if (than.logit > best->logit || (than.logit == best->logit && than.id < best->id)) *best = than;
+}
+
+/* Logits [r0, r1) of one position: capped, compared with the best so far, kept where they are wanted. */
+static void take_logits(const worker *w, uint32_t l, float *y, uint32_t r0, uint32_t r1) {
     forward_space *s = w->s;
-    uint32_t v = s->d->base.info.n_vocab;
-    for (size_t l = l0; l < l1; l++) vec_softcap(s->d->base.k, s->logits + l * v, s->d->cfg.final_softcap, v);
+    const kernels *k = s->d->base.k;
+    logit_best *best = &s->best[w->member * s->best_stride + l];
+    if (s->d->cfg.final_softcap > 0) vec_softcap(k, y, s->d->cfg.final_softcap, r1 - r0);
+    uint32_t i = vec_argmax(k, y, r1 - r0);
+    better(best, (logit_best){y[i], r0 + i});
+    if (!s->only_best[l]) memcpy(s->logits + (uint64_t)l * s->d->base.info.n_vocab + r0, y, (r1 - r0) * sizeof *y);
+}
+
+/* A piece of the head, in turns of what stays in the cache: most rows want nothing but the best of their logits, and all of
+ * them are more memory than the head's weights where the vocabulary is large and the model small. */
+static size_t head_turn(uint32_t m) {
+    size_t n = HEAD_BYTES / sizeof(float) / m / HEAD_ROWS;
+    return n ? n : 1;
+}
+static void head_piece(worker *w, const product *p, uint32_t n, span x, uint32_t rows, size_t b, size_t e) {
+    forward_space *s = w->s;
+    float *out = s->head_out + w->member * s->head_out_stride;
+    size_t turn = head_turn(x.m), end;
+    (void)n;
+    for (; b < e; b = end) {
+        end = e - b < turn ? e : b + turn;
+        uint32_t r0 = (uint32_t)b * rows, r1 = end * rows < p->w->n_rows ? (uint32_t)end * rows : p->w->n_rows, ld = r1 - r0 + HEAD_PAD;
+        mm_weight part = mm_rows(p->w, r0, r1);
+        mm_mul(s->d->base.k, &part, p->act, x.m, out, ld, 0, r1 - r0, s->scratch + w->member * s->scratch_bytes);
+        for (uint32_t l = 0; l < x.m; l++) take_logits(w, l, out + (uint64_t)l * ld, r0, r1);
+    }
+}
+
+static void head(worker *w) {
+    const mm_weight *a = &w->s->d->head;
+    w->in = &w->s->by_logits;
+    share_grains(w, &(product){a, act_for(w->s, a), NULL}, 1, HEAD_ROWS, grains_of(a, HEAD_ROWS), head_piece);
 }
 
 static void store_tokens(worker *w, size_t t0, size_t t1) {
@@ -614,12 +664,18 @@ static void run(void *ctx, unsigned member, unsigned n) {
     }
     phase_end(&w, s->n_hidden ? STEP_VECTORS : STEP_MATRICES, &s->by_logits, s->n_logits ? head_in : NULL);
     if (!s->n_logits) return;
-    w.in = &s->by_logits;
-    multiply(&w, (product[]){{&d->head, act_for(s, &d->head), s->logits}}, 1);
+    head(&w);
     phase_end(&w, STEP_HEAD, NULL, NULL);
-    if (c->final_softcap <= 0) return;
-    share_out(&w, &s->by_logits, 1, head_cap);
-    phase_end(&w, STEP_VECTORS, NULL, NULL);
+}
+
+/* No member has seen a logit. */
+static void best_begin(forward_space *s) {
+    for (unsigned m = 0; m < s->n_active; m++)
+        for (uint32_t l = 0; l < s->n_logits; l++) s->best[m * s->best_stride + l] = (logit_best){-INFINITY, 0};
+}
+static void best_end(forward_space *s) {
+    for (unsigned m = 1; m < s->n_active; m++)
+        for (uint32_t l = 0; l < s->n_logits; l++) better(&s->best[l], s->best[m * s->best_stride + l]);
 }
 
 static parts whole(uint32_t n) { return (parts){.n = 1, .at = {0, n}}; }
@@ -684,7 +740,8 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
     s->n_logits = s->n_hidden = 0;
     for (uint32_t i = 0; i < st->n_segs; i++) {
         segment *g = &st->segs[i];
-        g->logits = s->logits + (uint64_t)s->n_logits * d->base.info.n_vocab;
+        g->logits = g->only_best ? NULL : s->logits + (uint64_t)s->n_logits * d->base.info.n_vocab;
+        g->best = s->best + s->n_logits;
         g->hidden = s->hidden + (uint64_t)s->n_hidden * d->cfg.width;
         for (uint32_t j = 0; j < g->n; j++, t++) {
             s->tok_seg[t] = i;
@@ -698,6 +755,7 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
             if (j < g->first_logits) continue;
             HD_ASSERT(s->n_logits < s->lim.max_logits);
             s->logit_hidden[s->n_logits] = wanted ? s->n_hidden - 1 : NO_HIDDEN;
+            s->only_best[s->n_logits] = g->only_best;
             s->logit_tok[s->n_logits++] = t;
         }
     }
@@ -705,6 +763,7 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
     s->n_active = pool_some(d->base.pool);
     plan_parts(s);
     plan_attention(s);
+    best_begin(s);
     for (uint32_t i = 0; i < s->n_phases * s->n_lanes; i++) pool_cursor_init(&s->cursors[i], 0);
     if (d->clock) {
         uint64_t end, took;
@@ -719,5 +778,6 @@ hd_status decoder_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *e
     } else {
         pool_run_some(d->base.pool, run, s);
     }
+    best_end(s);
     return HD_OK;
 }

@@ -78,6 +78,12 @@ typedef struct {
 } model_info;
 const model_info *model_get(const model *m);
 
+/* The largest logit of a position and its first id; NaN never wins, of nothing but NaN it is -inf and 0. */
+typedef struct {
+    float logit;
+    uint32_t id;
+} logit_best;
+
 /* One segment of a step: n tokens of one row from position pos0 on.  Pages cover [0, pos0 + n) in each group (entries
  * behind a sliding window may be NULL). */
 typedef struct {
@@ -85,11 +91,14 @@ typedef struct {
     uint32_t n, pos0;
     void *const *pages[MODEL_MAX_GROUPS]; /* page tables by group */
     uint32_t first_logits;  /* logits are wanted for segment positions [first_logits, n); n = none */
+    bool only_best;         /* of these positions nothing but `best` is wanted: their logits are not kept */
     uint32_t first_hidden;  /* hidden states (after the final norm) are wanted for segment positions
                              * [first_hidden, end_hidden) */
     uint32_t end_hidden;    /* 0: none; <= n */
     float *hidden;          /* out: [end_hidden - first_hidden][width], as `logits` */
-    float *logits;          /* out: [n - first_logits][n_vocab] in the model's workspace, scratch until the next step */
+    float *logits;          /* out: [n - first_logits][n_vocab] in the model's workspace, scratch until the next step; NULL
+                             * with only_best */
+    const logit_best *best; /* out: [n - first_logits], always */
     uint32_t n_prompt;      /* of the row: the scripted model counts its steps from there */
     const void *row_state;  /* scripted model: its rule for this row (model_row_open) */
 } segment;

@@ -18,22 +18,27 @@
 static hd_status script_plan(model *m, const step_limits *lim, hd_err *err) {
     script_model *s = (script_model *)m;
     float *logits = hd_calloc((size_t)lim->max_logits * m->info.n_vocab, sizeof *logits);
+    logit_best *best = hd_calloc(lim->max_logits, sizeof *best);
     float *hidden = hd_calloc((size_t)lim->max_hidden * SCRIPT_WIDTH, sizeof *hidden);
-    if (!logits || !hidden) {
+    if (!logits || !best || !hidden) {
         hd_free(logits);
+        hd_free(best);
         hd_free(hidden);
         return hd_fail(err, HD_NOMEM, "script: no memory");
     }
     hd_free(s->logits);
+    hd_free(s->best);
     hd_free(s->hidden);
     s->logits = logits;
+    s->best = best;
     s->hidden = hidden;
     s->lim = *lim;
     return HD_OK;
 }
 
 static uint64_t script_workspace_bytes(const model *m, const step_limits *lim) {
-    return ((uint64_t)lim->max_logits * m->info.n_vocab + (uint64_t)lim->max_hidden * SCRIPT_WIDTH) * sizeof(float);
+    return ((uint64_t)lim->max_logits * m->info.n_vocab + (uint64_t)lim->max_hidden * SCRIPT_WIDTH) * sizeof(float) +
+           lim->max_logits * sizeof(logit_best);
 }
 
 static uint64_t script_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_scheme scheme) {
@@ -121,7 +126,8 @@ static hd_status script_forward(model *m, const step *st, uint32_t *bad_seg, hd_
         g->hidden = s->hidden + (uint64_t)n_hidden * SCRIPT_WIDTH;
         for (uint32_t j = g->first_hidden; j < g->end_hidden; j++, n_hidden++)
             script_hidden(g->tokens[j], (uint64_t)g->pos0 + j, s->hidden + (uint64_t)n_hidden * SCRIPT_WIDTH);
-        g->logits = s->logits + (uint64_t)n_logits * m->info.n_vocab;
+        g->logits = g->only_best ? NULL : s->logits + (uint64_t)n_logits * m->info.n_vocab;
+        g->best = s->best + n_logits;
         for (uint32_t j = g->first_logits; j < g->n; j++, n_logits++) {
             uint64_t next = (uint64_t)g->pos0 + j + 1; /* the position these logits decide */
             float *out = s->logits + (uint64_t)n_logits * m->info.n_vocab;
@@ -131,6 +137,8 @@ static hd_status script_forward(model *m, const step *st, uint32_t *bad_seg, hd_
                 *bad_seg = i;
                 return hd_fail(err, HD_FAILED, "the script fails at step %llu", (unsigned long long)(next - g->n_prompt));
             }
+            uint32_t id = vec_argmax(m->k, out, m->info.n_vocab);
+            s->best[n_logits] = (logit_best){out[id], id};
         }
         if (g->first_logits < g->n) us += s->token_delay_us;
         if (g->pos0 < g->n_prompt)

@@ -43,6 +43,7 @@ typedef struct {
     uint8_t digest[16]; /* of the file */
     uint64_t step_delay_us, token_delay_us, prompt_delay_us;
     float *logits, *hidden;
+    logit_best *best; /* of each row of logits */
     step_limits lim;
     pthread_mutex_t mu; /* guards the sleep */
     pthread_cond_t wake;

@@ -19,6 +19,7 @@ void script_close(model *m) {
     for (size_t i = 0; s->rules && i < s->n_rules; i++) rule_deinit(&s->rules[i]);
     hd_free(s->rules);
     hd_free(s->logits);
+    hd_free(s->best);
     hd_free(s->hidden);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->mu);

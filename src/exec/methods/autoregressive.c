@@ -41,6 +41,7 @@ static bool ar_plan(row *r, const step_grant *grant, segment *g) {
     }
     g->n = n;
     /* Only the position after which a token is to be sampled. */
+    g->only_best = row_takes_best(r);
     g->first_logits = r->n_done + n == r->n_tokens && r->cap_generated ? n - 1 : n;
     return true;
 }
@@ -73,7 +74,9 @@ static void ar_consume(row *r, const segment *g) {
         row_end(r, FINISH_LENGTH);
         return;
     }
-    if (row_sample(r, g->logits + (uint64_t)(g->n - 1 - g->first_logits) * r->x->info->n_vocab, &s)) row_publish(r, &s);
+    uint32_t l = g->n - 1 - g->first_logits;
+    bool ok = g->only_best ? row_take_best(r, g->best[l], &s) : row_sample(r, g->logits + (uint64_t)l * r->x->info->n_vocab, &s);
+    if (ok) row_publish(r, &s);
 }
 
 /* Scores are of every position: nothing may be skipped. */
