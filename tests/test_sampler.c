@@ -247,10 +247,11 @@ static void the_order_is_a_full_sort(void **state) {
     float *x = xalloc(N, sizeof *x);
     item *it = xalloc(N, sizeof *it);
     order_entry *c = xalloc(N, sizeof *c), *tmp = xalloc(N, sizeof *tmp);
+    uint32_t *ids = xalloc(N, sizeof *ids);
     uint32_t *hist = xalloc(ORDER_BUCKETS, sizeof *hist);
     (void)state;
     for (int round = 0; round < 12; round++) {
-        order o = {.x = x, .n = N, .max = -INFINITY, .c = c, .tmp = tmp, .hist = hist};
+        order o = {.k = kernels_get(NULL), .x = x, .n = N, .max = -INFINITY, .c = c, .tmp = tmp, .ids = ids, .hist = hist};
         size_t m = 0;
         double scale = (const double[]){0, 1, 20, 1e3, 1e38, 1e-40}[round % 6];
         for (size_t i = 0; i < N; i++) {
@@ -274,6 +275,7 @@ static void the_order_is_a_full_sort(void **state) {
     free(it);
     free(c);
     free(tmp);
+    free(ids);
     free(hist);
 }
 

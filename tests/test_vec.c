@@ -96,6 +96,31 @@ static void rope_turns_pairs(void **state) {
     }
 }
 
+static void between_bounds(void **state) {
+    static const float values[] = {-2, -1, -0.5f, -0.0f, 0, 0.5f, 1, 2, NAN, INFINITY, -INFINITY};
+    static const float bounds[][2] = {{-1, 1}, {-INFINITY, 0}, {-INFINITY, INFINITY}, {1, INFINITY}, {0, 0}, {1, -1}, {-0.0f, 0.5f}};
+    enum { MOST = 150 };
+    const kernels *sets[] = {set_generic, set_fast};
+    (void)state;
+    for (int s = 0; s < 2; s++)
+        for (size_t n = 0; sets[s] && n <= MOST; n++)
+            for (size_t b = 0; b < sizeof bounds / sizeof *bounds; b++) {
+                float x[MOST], lo = bounds[b][0], hi = bounds[b][1];
+                uint32_t ids[MOST + 1], found;
+                size_t want = 0;
+                for (size_t i = 0; i < n; i++) x[i] = values[(i * 7 + i / 11 * 3 + n) % (sizeof values / sizeof *values)];
+                ids[n] = 12345;
+                found = (uint32_t)vec_between(sets[s], x, n, lo, hi, ids);
+                for (size_t i = 0; i < n; i++) {
+                    if (!(x[i] > lo && x[i] <= hi)) continue;
+                    assert_true(want < found);
+                    assert_int_equal(ids[want++], i);
+                }
+                assert_int_equal(found, want);
+                assert_int_equal(ids[n], 12345);
+            }
+}
+
 static void argmax_and_sums_of_odd_inputs(void **state) {
     (void)state;
     const kernels *sets[] = {set_generic, set_fast};
@@ -199,6 +224,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(against_double),
         cmocka_unit_test(rope_turns_pairs),
+        cmocka_unit_test(between_bounds),
         cmocka_unit_test(argmax_and_sums_of_odd_inputs),
         cmocka_unit_test(bits_agree),
         cmocka_unit_test(bits_agree_over_all_binades),

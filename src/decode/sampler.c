@@ -106,7 +106,7 @@ const sampling_params *sampler_params(const sampler *s) { return &s->p; }
 /* Sizes of the parts of the work block; each begins 8-byte aligned. */
 size_t sampler_work_bytes(size_t n_vocab) {
     size_t even = (n_vocab + 1) & ~(size_t)1;
-    return 2 * n_vocab * sizeof(order_entry) + even * sizeof(float) + ORDER_BUCKETS * sizeof(uint32_t) +
+    return 2 * n_vocab * sizeof(order_entry) + even * (sizeof(float) + sizeof(uint32_t)) + ORDER_BUCKETS * sizeof(uint32_t) +
            DRY_MAX_MATCH * sizeof(uint16_t);
 }
 
@@ -116,7 +116,8 @@ void sampler_work_layout(sampler_work *w, void *block, size_t n_vocab) {
     w->tmp = w->c + n_vocab;
     w->y = (float *)(w->tmp + n_vocab);
     w->count = (uint32_t *)(void *)w->y;
-    w->hist = w->count + even;
+    w->ids = w->count + even;
+    w->hist = w->ids + even;
     w->z = (uint16_t *)(w->hist + ORDER_BUCKETS);
 }
 
@@ -153,20 +154,16 @@ static hd_status prepare(const sampler *s, const kernels *k, float *x, size_t n,
     forbid(x, n, banned, n_banned, mask);
     penalties_apply(&s->p, x, n, history, n_history, w);
     *best = vec_argmax(k, x, n); /* NaN never wins */
-    if (sampler_check_best(x[*best], err)) return HD_FAILED;
-    if (s->p.temperature == 0 && !s->p.logprobs) return HD_OK; /* nothing looks at the others */
-    for (size_t i = 0; i < n; i++)
-        if (isnan(x[i])) x[i] = -INFINITY;
-    return HD_OK;
+    return sampler_check_best(x[*best], err);
 }
 
 hd_status sampler_sample(const sampler *s, const kernels *k, float *logits, size_t n_vocab, const int32_t *history,
                          size_t n_history, uint64_t position, const int32_t *banned, size_t n_banned,
                          const uint32_t *mask, void *work, sample_result *out, hd_err *err) {
     const sampling_params *p = &s->p;
-    double lse = NAN;
+    double sum = NAN, lse = NAN;
     sampler_work w;
-    uint32_t best;
+    uint32_t best = 0;
     hd_status st;
     sampler_work_layout(&w, work, n_vocab);
     out->id = -1;
@@ -175,14 +172,15 @@ hd_status sampler_sample(const sampler *s, const kernels *k, float *logits, size
     st = prepare(s, k, logits, n_vocab, history, n_history, banned, n_banned, mask, &w, &best, err);
     if (st) return st;
     if (p->logprobs) {
-        lse = vec_logsumexp(k, logits, n_vocab);
-        logprobs_top(logits, n_vocab, lse, p->n_top_logprobs, out);
+        sum = sum_of(k, logits, n_vocab, logits[best], 1);
+        lse = (double)logits[best] + hd_logd(sum);
+        logprobs_top(k, logits, n_vocab, lse, p->n_top_logprobs, out);
     }
     if (p->temperature == 0) {
         out->id = (int32_t)best;
     } else {
         cut c;
-        truncate_run(&c, k, p, logits, n_vocab, logits[best], lse, position, &w);
+        truncate_run(&c, k, p, logits, n_vocab, logits[best], sum, position, &w);
         out->id =
             truncate_draw(&c, p->temperature, philox_uniform(p->seed, p->sample_index, position, PHILOX_SAMPLE), NULL);
     }
@@ -193,9 +191,9 @@ hd_status sampler_sample(const sampler *s, const kernels *k, float *logits, size
 hd_status sampler_distribution(const sampler *s, const kernels *k, float *logits, size_t n_vocab,
                                const int32_t *history, size_t n_history, uint64_t position, const int32_t *banned,
                                size_t n_banned, const uint32_t *mask, void *work, double *probs, hd_err *err) {
-    double lse = NAN;
+    double sum = NAN;
     sampler_work w;
-    uint32_t best;
+    uint32_t best = 0;
     hd_status st;
     cut c;
     sampler_work_layout(&w, work, n_vocab);
@@ -205,8 +203,8 @@ hd_status sampler_distribution(const sampler *s, const kernels *k, float *logits
         for (size_t i = 0; i < n_vocab; i++) probs[i] = i == best;
         return HD_OK;
     }
-    if (s->p.logprobs) lse = vec_logsumexp(k, logits, n_vocab);
-    truncate_run(&c, k, &s->p, logits, n_vocab, logits[best], lse, position, &w);
+    if (s->p.logprobs) sum = sum_of(k, logits, n_vocab, logits[best], 1);
+    truncate_run(&c, k, &s->p, logits, n_vocab, logits[best], sum, position, &w);
     truncate_draw(&c, s->p.temperature, 0, probs);
     return HD_OK;
 }

@@ -15,8 +15,9 @@ struct sampler {
 /* Scratch of one call, cut from the caller's block. */
 typedef struct {
     order_entry *c, *tmp; /* n_vocab each */
-    float *y;             /* n_vocab; the distances of typical, or logits after temperature */
+    float *y;             /* n_vocab; the distances of typical */
     uint32_t *count;      /* n_vocab, the same memory as y: penalties are done before y is needed */
+    uint32_t *ids;        /* n_vocab */
     uint32_t *hist;       /* ORDER_BUCKETS */
     uint16_t *z;          /* DRY_MAX_MATCH */
 } sampler_work;
@@ -35,19 +36,20 @@ typedef struct {
     order o;
     size_t a, b;
     bool open;
-    double lse; /* of x; valid if has_lse */
-    bool has_lse;
+    double sum; /* of exp(x - max) over all of x, as sum_of; NAN: not known */
     const sampler_work *w;
 } cut;
-/* max: the finite maximum of x.  lse of x, or NAN when not known. */
-void truncate_run(cut *c, const kernels *k, const sampling_params *p, float *x, size_t n, float max, double lse,
+/* vec_sum_exp of x, in which NaN becomes -inf: it counts as forbidden. */
+double sum_of(const kernels *k, float *x, size_t n, float ref, float t);
+/* max: the finite maximum of x.  sum: sum_of(k, x, n, max, 1), or NAN when not known. */
+void truncate_run(cut *c, const kernels *k, const sampling_params *p, float *x, size_t n, float max, double sum,
                   uint64_t position, const sampler_work *w);
 /* Apply temperature (> 0) and take the candidate where the cumulative distribution passes u.  probs (may be NULL):
  * n probabilities by id. */
 int32_t truncate_draw(cut *c, float temperature, double u, double *probs);
 
 /* logprobs.c */
-void logprobs_top(const float *x, size_t n, double lse, uint32_t n_top, sample_result *out);
+void logprobs_top(const kernels *k, const float *x, size_t n, double lse, uint32_t n_top, sample_result *out);
 float logprobs_of(float x, double lse);
 
 /* As sampler_sample, but gives the distribution it would draw from: probs[n_vocab] by id (greedy: one 1). */

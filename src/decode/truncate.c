@@ -3,7 +3,7 @@
  * Every truncation but typical keeps a run of the candidates in order (XTC removes from its front), so the state is a
  * pair of indices and only the top of the vocabulary is ever sorted (order.h).  Typical keeps another set: it sets the
  * rest to -inf and the order starts anew.  A weight is exp(logit - reference) in float32 by our own exp; sums of
- * weights are double, in order, or over the whole vocabulary by vec_logsumexp: fixed either way.
+ * weights are double, in order, or over the whole vocabulary by vec_sum_exp: fixed either way.
  *
  * top_p: Holtzman et al. 2020.  typical: Meister et al. 2023.  min_p: Nguyen et al. 2024.  XTC: p-e-w's published
  * sampler ("exclude top choices").  Definitions in docs/sampling.md. */
@@ -18,14 +18,16 @@
 static const double REACH = 1 - 0x1p-20;
 
 static void reorder(cut *c, const float *x, float max) {
-    c->o = (order){.x = x, .n = c->n, .max = max, .c = c->w->c, .tmp = c->w->tmp, .hist = c->w->hist};
+    c->o = (order){.k = c->k, .x = x, .n = c->n, .max = max, .c = c->w->c, .tmp = c->w->tmp, .ids = c->w->ids, .hist = c->w->hist};
     order_begin(&c->o);
 }
 
-static double lse_of(cut *c) {
-    if (!c->has_lse) c->lse = vec_logsumexp(c->k, c->x, c->n);
-    c->has_lse = true;
-    return c->lse;
+double sum_of(const kernels *k, float *x, size_t n, float ref, float t) {
+    double sum = vec_sum_exp(k, x, n, ref, t);
+    if (!isnan(sum)) return sum;
+    for (size_t i = 0; i < n; i++)
+        if (isnan(x[i])) x[i] = -INFINITY;
+    return vec_sum_exp(k, x, n, ref, t);
 }
 
 /* Candidate number i exists and is not cut off. */
@@ -41,7 +43,10 @@ static double weight(const cut *c, size_t i) { return (double)hd_expf(value(c, i
 /* Sum of weight() over what is left; nothing was removed from the front yet. */
 static double total(cut *c) {
     double sum = 0;
-    if (c->open) return hd_expd(lse_of(c) - (double)c->o.max);
+    if (c->open) {
+        if (isnan(c->sum)) c->sum = sum_of(c->k, c->x, c->n, c->o.max, 1);
+        return c->sum;
+    }
     for (size_t i = 0; i < c->b; i++) sum += weight(c, i);
     return sum;
 }
@@ -99,7 +104,7 @@ static void typical(cut *c, float p) {
     }
     reorder(c, c->x, max);
     c->open = true;
-    c->has_lse = false;
+    c->sum = NAN;
 }
 
 /* Keep what has at least p times the probability of the best. */
@@ -126,9 +131,9 @@ static void top_k(cut *c, uint32_t k) {
     if (has(c, c->a + k)) cut_at(c, c->a + k);
 }
 
-void truncate_run(cut *c, const kernels *k, const sampling_params *p, float *x, size_t n, float max, double lse,
+void truncate_run(cut *c, const kernels *k, const sampling_params *p, float *x, size_t n, float max, double sum,
                   uint64_t position, const sampler_work *w) {
-    *c = (cut){.k = k, .x = x, .n = n, .open = true, .w = w, .lse = lse, .has_lse = !isnan(lse)};
+    *c = (cut){.k = k, .x = x, .n = n, .open = true, .w = w, .sum = sum};
     reorder(c, x, max);
     if (p->top_p < 1) top_p(c, p->top_p);
     if (p->typical_p < 1) typical(c, p->typical_p);
@@ -146,10 +151,8 @@ int32_t truncate_draw(cut *c, float temperature, double u, double *probs) {
     order_has(&c->o, c->a);
     ref = value(c, c->a);
     if (c->open) { /* the sum is over the whole vocabulary: not in order, but vectorised */
-        float *y = c->w->y;
         for (size_t i = 0; i < c->a; i++) c->x[order_id(c->o.c[i])] = -INFINITY;
-        for (size_t i = 0; i < c->n; i++) y[i] = (c->x[i] - ref) / temperature;
-        z = hd_expd(vec_logsumexp(c->k, y, c->n));
+        z = c->a || temperature != 1 || isnan(c->sum) ? sum_of(c->k, c->x, c->n, ref, temperature) : c->sum;
     } else {
         for (size_t i = c->a; i < c->b; i++) z += (double)hd_expf((value(c, i) - ref) / temperature);
     }

@@ -13,8 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Raised whenever a stored logit would change (part of every identity). */
-#define HD_NUMERICS_VERSION 3
+/* Raised whenever a stored logit or a draw would change (part of every identity). */
+#define HD_NUMERICS_VERSION 4
 /* Raised whenever packed weights of one layout would differ (part of the name of a packed file). */
 enum { HD_PACK_VERSION = 3 };
 
@@ -151,8 +151,13 @@ void vec_softcap(const kernels *k, float *x, float cap, size_t n);           /* 
 void vec_rope(const kernels *k, float *x, const float *cs, uint32_t n_rot, bool neox);
 /* Lowest index of the maximum; NaN never wins; 0 if there is nothing else. */
 uint32_t vec_argmax(const kernels *k, const float *x, size_t n);
-/* log(sum exp(x)) in double: max first, exp in f32, sums in 8 double lanes by index modulo 8.  -inf entries count 0;
- * NaN gives NaN, else +inf gives +inf, nothing but -inf gives -inf. */
+/* Indices i with lo < x[i] <= hi, ascending, in ids[0..n): returns how many. */
+size_t vec_between(const kernels *k, const float *x, size_t n, float lo, float hi, uint32_t *ids);
+/* sum exp((x - ref) / t): exp in f32, sums in 8 double lanes by index modulo 8.  ref is finite, and at least the maximum, t > 0;
+ * -inf entries count 0, NaN gives NaN. */
+double vec_sum_exp(const kernels *k, const float *x, size_t n, float ref, float t);
+/* log(sum exp(x)) in double: max + log of vec_sum_exp from it.  -inf entries count 0; NaN gives NaN, else +inf gives +inf,
+ * nothing but -inf gives -inf. */
 double vec_logsumexp(const kernels *k, const float *x, size_t n);
 
 /* Our own exp, tanh, cos and sin in f32 precision, and log, exp and pow in double: the same bits on every machine. */

@@ -13,7 +13,9 @@ struct vec_ops {
     void (*softcap)(float *x, float cap, size_t n);
     void (*rope)(float *x, const float *cs, uint32_t n_rot, bool neox);
     uint32_t (*argmax)(const float *x, size_t n);
-    double (*logsumexp)(const float *x, size_t n);
+    double (*sum_exp)(const float *x, size_t n, float ref, float t);
+    float (*max_of)(const float *x, size_t n); /* of what is not NaN; -inf if there is nothing */
+    size_t (*between)(const float *x, size_t n, float lo, float hi, uint32_t *ids);
 };
 
 extern const vec_ops vec_generic;

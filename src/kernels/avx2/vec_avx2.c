@@ -117,27 +117,39 @@ static uint32_t argmax(const float *x, size_t n) {
     return 0;
 }
 
-static double logsumexp(const float *x, size_t n) {
-    float max = max_of(x, n);
-    if (isinf(max)) { /* rare: nothing finite, or +inf */
-        for (size_t i = 0; i < n; i++)
-            if (isnan(x[i])) return NAN;
-        return max;
+/* Few are: 32 are looked at together, and those of a hit one by one. */
+static size_t between(const float *x, size_t n, float lo, float hi, uint32_t *ids) {
+    const __m256 lo8 = _mm256_set1_ps(lo), hi8 = _mm256_set1_ps(hi);
+    size_t found = 0, i = 0;
+    for (; i + 32 <= n; i += 32) {
+        uint32_t hits = 0;
+        for (int j = 0; j < 4; j++) {
+            __m256 v = _mm256_loadu_ps(x + i + 8 * j);
+            __m256 in = _mm256_and_ps(_mm256_cmp_ps(v, lo8, _CMP_GT_OQ), _mm256_cmp_ps(v, hi8, _CMP_LE_OQ));
+            hits |= (uint32_t)_mm256_movemask_ps(in) << 8 * j;
+        }
+        for (; hits; hits &= hits - 1) ids[found++] = (uint32_t)i + (uint32_t)__builtin_ctz(hits);
     }
-    __m256 max8 = _mm256_set1_ps(max);
+    for (; i < n; i++)
+        if (x[i] > lo && x[i] <= hi) ids[found++] = (uint32_t)i;
+    return found;
+}
+
+static double sum_exp(const float *x, size_t n, float ref, float t) {
+    const __m256 ref8 = _mm256_set1_ps(ref), t8 = _mm256_set1_ps(t);
     __m256d lo = _mm256_setzero_pd(), hi = lo; /* lanes 0-3, 4-7 */
     size_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(x + i), max8));
+        __m256 v = _mm256_sub_ps(_mm256_loadu_ps(x + i), ref8), e;
+        e = exp8(t == 1 ? v : _mm256_div_ps(v, t8));
         lo = _mm256_add_pd(lo, _mm256_cvtps_pd(_mm256_castps256_ps128(e)));
         hi = _mm256_add_pd(hi, _mm256_cvtps_pd(_mm256_extractf128_ps(e, 1)));
     }
     double l[8];
     _mm256_storeu_pd(l, lo);
     _mm256_storeu_pd(l + 4, hi);
-    for (; i < n; i++) l[i % 8] += (double)math_expf(x[i] - max);
-    double sum = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
-    return isnan(sum) ? NAN : (double)max + hd_logd(sum);
+    for (; i < n; i++) l[i % 8] += (double)math_expf((x[i] - ref) / t);
+    return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
 }
 
 const vec_ops vec_avx2 = {
@@ -149,5 +161,7 @@ const vec_ops vec_avx2 = {
     .softcap = softcap,
     .rope = rope,
     .argmax = argmax,
-    .logsumexp = logsumexp,
+    .sum_exp = sum_exp,
+    .max_of = max_of,
+    .between = between,
 };

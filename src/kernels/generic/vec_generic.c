@@ -52,18 +52,23 @@ static uint32_t argmax(const float *x, size_t n) {
     return (uint32_t)best;
 }
 
-static double logsumexp(const float *x, size_t n) {
+static size_t between(const float *x, size_t n, float lo, float hi, uint32_t *ids) {
+    size_t found = 0;
+    for (size_t i = 0; i < n; i++)
+        if (x[i] > lo && x[i] <= hi) ids[found++] = (uint32_t)i;
+    return found;
+}
+
+static float max_of(const float *x, size_t n) {
     float max = -INFINITY;
-    bool nan = false;
-    for (size_t i = 0; i < n; i++) {
-        max = x[i] > max ? x[i] : max;
-        nan |= isnan(x[i]);
-    }
-    if (nan) return NAN;
-    if (isinf(max)) return max;
+    for (size_t i = 0; i < n; i++) max = x[i] > max ? x[i] : max;
+    return max;
+}
+
+static double sum_exp(const float *x, size_t n, float ref, float t) {
     double l[8] = {0};
-    for (size_t i = 0; i < n; i++) l[i % 8] += (double)math_expf(x[i] - max);
-    return (double)max + hd_logd(((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])));
+    for (size_t i = 0; i < n; i++) l[i % 8] += (double)math_expf((x[i] - ref) / t);
+    return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
 }
 
 const vec_ops vec_generic = {
@@ -75,5 +80,7 @@ const vec_ops vec_generic = {
     .softcap = softcap,
     .rope = rope,
     .argmax = argmax,
-    .logsumexp = logsumexp,
+    .sum_exp = sum_exp,
+    .max_of = max_of,
+    .between = between,
 };

@@ -104,27 +104,40 @@ static uint32_t argmax(const float *x, size_t n) {
     return 0;
 }
 
-static double logsumexp(const float *x, size_t n) {
-    float max = max_of(x, n);
-    float64x2_t sum[4];
-    double l[8], total;
-    size_t i = 0;
-    if (isinf(max)) { /* rare: nothing finite, or +inf */
-        for (i = 0; i < n; i++)
-            if (isnan(x[i])) return NAN;
-        return max;
+/* Few are: 16 are looked at together, and those of a hit one by one. */
+static size_t between(const float *x, size_t n, float lo, float hi, uint32_t *ids) {
+    const float32x4_t lo4 = vdupq_n_f32(lo), hi4 = vdupq_n_f32(hi);
+    size_t found = 0;
+    for (size_t i = 0; i < n;) {
+        size_t end = i + 16 <= n ? i + 16 : n;
+        if (end == i + 16) {
+            uint32x4_t any = vdupq_n_u32(0);
+            for (int j = 0; j < 4; j++) {
+                float32x4_t v = vld1q_f32(x + i + 4 * (size_t)j);
+                any = vorrq_u32(any, vandq_u32(vcgtq_f32(v, lo4), vcleq_f32(v, hi4)));
+            }
+            if (!vmaxvq_u32(any)) i = end;
+        }
+        for (; i < end; i++)
+            if (x[i] > lo && x[i] <= hi) ids[found++] = (uint32_t)i;
     }
+    return found;
+}
+
+static double sum_exp(const float *x, size_t n, float ref, float t) {
+    float64x2_t sum[4];
+    double l[8];
+    size_t i = 0;
     for (int j = 0; j < 4; j++) sum[j] = vdupq_n_f64(0);
     for (; i + 8 <= n; i += 8)
         for (int j = 0; j < 4; j += 2) {
-            float32x4_t e = exp4(vsubq_f32(vld1q_f32(x + i + 2 * (size_t)j), vdupq_n_f32(max)));
+            float32x4_t e = exp4(vdivq_f32(vsubq_f32(vld1q_f32(x + i + 2 * (size_t)j), vdupq_n_f32(ref)), vdupq_n_f32(t)));
             sum[j] = vaddq_f64(sum[j], vcvt_f64_f32(vget_low_f32(e)));
             sum[j + 1] = vaddq_f64(sum[j + 1], vcvt_high_f64_f32(e));
         }
     for (int j = 0; j < 4; j++) vst1q_f64(l + 2 * j, sum[j]);
-    for (; i < n; i++) l[i % 8] += (double)math_expf(x[i] - max);
-    total = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
-    return isnan(total) ? NAN : (double)max + hd_logd(total);
+    for (; i < n; i++) l[i % 8] += (double)math_expf((x[i] - ref) / t);
+    return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
 }
 
 const vec_ops vec_neon = {
@@ -136,5 +149,7 @@ const vec_ops vec_neon = {
     .softcap = softcap,
     .rope = rope,
     .argmax = argmax,
-    .logsumexp = logsumexp,
+    .sum_exp = sum_exp,
+    .max_of = max_of,
+    .between = between,
 };
