@@ -13,8 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-static const char usage[] = "heddle bench MODEL [-p 512] [-n 128] [-b 1,2,4,8,16,32] [--depth N] [--roofline] [--phases] [--json]\n"
-                            "       [--trace FILE]\n" MODEL_OPTS_USAGE;
+static const char usage[] = "heddle bench MODEL [-p 512] [-n 128] [-b 1,2,4,8,16,32] [--depth N] [--temperature T] [--roofline]\n"
+                            "       [--phases] [--json] [--trace FILE]\n" MODEL_OPTS_USAGE;
 
 /* Ids that are ordinary text in every vocabulary we know, spread out so that no row equals another. */
 static void fill_prompt(int32_t *ids, uint32_t n, uint32_t n_vocab, uint32_t salt) {
@@ -87,7 +87,7 @@ typedef struct {
 static void on_event(void *ctx) { sem_post(ctx); }
 
 /* Count tokens that arrive between "all rows decode" and "the first row ends". */
-static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, figure *f) {
+static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, float temperature, figure *f) {
     stream *st = hd_calloc(rows, sizeof *st);
     session **ss = hd_calloc(rows, sizeof *ss);
     gen_request *rq = hd_calloc(rows, sizeof *rq);
@@ -106,7 +106,7 @@ static int bench_decode(loaded *l, uint32_t rows, uint32_t depth, uint32_t n, fi
         rq[i] = (gen_request){.id = "", .prompt = ids + (size_t)i * (depth + 8), .n_prompt = depth + 8, .max_tokens = n + 1,
                               .ignore_eos = true};
         sampling_defaults(&rq[i].sampling);
-        rq[i].sampling.temperature = 0;
+        rq[i].sampling.temperature = temperature;
         ctx[i] = &ready;
     }
     if (!rc && engine_submit(l->e, rq, rows, on_event, ctx, ss, &err)) rc = fail_with(&err);
@@ -223,6 +223,7 @@ static void kv_bytes(const loaded *l, const model_opts *o, uint64_t *out) {
 int cmd_bench(int argc, char **argv) {
     model_opts mo = {.no_cache = true}; /* equal prompts are to be computed */
     const char *prefills = "512", *rows = "1,2,4,8,16,32", *args[1];
+    float temperature = 0;
     uint32_t n = 128, depth = 0, ps[LIST_MAX], bs[LIST_MAX];
     size_t n_args, n_ps, n_bs;
     bool json = false, roofline = false, phases = false;
@@ -234,7 +235,8 @@ int cmd_bench(int argc, char **argv) {
     jsonw w;
     int rc;
     const opt_def defs[] = {MODEL_OPT_DEFS(mo), TRACE_OPT_DEF(mo), {"-p", OPT_STR, &prefills, NULL}, {"-n", OPT_COUNT, &n, NULL},
-                            {"-b", OPT_STR, &rows, NULL}, {"--depth", OPT_UINT, &depth, NULL}, {"--json", OPT_FLAG, &json, NULL},
+                            {"-b", OPT_STR, &rows, NULL}, {"--depth", OPT_UINT, &depth, NULL},
+                            {"--temperature", OPT_FLOAT, &temperature, NULL}, {"--json", OPT_FLAG, &json, NULL},
                             {"--roofline", OPT_FLAG, &roofline, NULL}, {"--phases", OPT_FLAG, &phases, NULL}};
     if ((rc = opts_parse(argc, argv, defs, sizeof defs / sizeof *defs, args, 1, &n_args, usage))) return rc;
     if (!parse_list("-p", prefills, ps, &n_ps) || !parse_list("-b", rows, bs, &n_bs)) return EXIT_USAGE;
@@ -280,7 +282,7 @@ int cmd_bench(int argc, char **argv) {
     for (size_t i = 0; !rc && i < n_bs; i++) {
         figure f = {0};
         limits_take(&lim);
-        if ((rc = bench_decode(&l, bs[i], depth, n, &f))) break;
+        if ((rc = bench_decode(&l, bs[i], depth, n, temperature, &f))) break;
         if (roofline) f.limit_tok_s = limits_decode(&lim, bs[i], depth + 8 + n / 2, kv);
         if (!json) printf("decode %4u rows      %9.1f tok/s  at depth %u", bs[i], f.tok_s, depth);
         jsonw_obj(&w);

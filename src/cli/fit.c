@@ -75,7 +75,7 @@ static hd_status size_up(const fit *f, const engine_options *want, sized *s, hd_
     plan = s->plan;
     s->ctx = engine_plan_bound(&plan, &bounded, NULL) ? 0 : bounded.ctx;
     s->workspace = model_workspace_bytes(f->m, &plan.lim);
-    s->tables = engine_plan_tables_bytes(&plan, &bounded, f->in->n_vocab);
+    s->tables = engine_plan_tables_bytes(&plan, &bounded, f->in);
     s->fixed = f->in->weight_bytes + f->in->vector_bytes + s->workspace + s->tables + f->store + f->program;
     if (f->serves) s->fixed += serving_needs(f, s).total;
     return HD_OK;

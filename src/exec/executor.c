@@ -37,7 +37,8 @@ hd_status executor_open(executor *x, model *m, const engine_options *opt, hd_err
     x->rows = hd_calloc(x->opt.max_rows, sizeof *x->rows);
     x->segs = hd_calloc(x->opt.max_rows, sizeof *x->segs);
     x->seg_rows = hd_calloc(x->opt.max_rows, sizeof *x->seg_rows);
-    x->sample_work = hd_alloc_aligned(64, sampler_work_bytes(x->info->n_vocab));
+    x->sample_members = engine_sample_members(x->info);
+    x->sample_work = hd_alloc_aligned(64, x->sample_members * engine_sample_bytes(x->info));
     if (x->rows && x->segs && x->seg_rows && x->sample_work) return HD_OK;
     st = hd_fail(err, HD_NOMEM, "engine: no memory");
 fail:

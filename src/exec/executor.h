@@ -36,7 +36,8 @@ struct executor {
     uint64_t reserved_bytes;     /* sum over rows; with what rows use of the tree <= budget */
     segment *segs;               /* [max_rows] */
     row **seg_rows;
-    void *sample_work;
+    uint8_t *sample_work;        /* one for each of sample_members */
+    unsigned sample_members;
     hd_buf text_a, text_b;       /* of one token: detokenised, then past the stop filter */
     /* The disk tier, where opt.store is set. */
     uint8_t identity[32];        /* of the model */

@@ -4,6 +4,8 @@
 #include "exec/executor.h"
 #include "state/prefix.h"
 
+enum { MAX_SAMPLERS = 8 }; /* each takes 28 bytes of memory a token of the vocabulary */
+
 /* A time that may be "never": far off, and still safe to add to a clock three times (line.c). */
 static uint64_t far(uint64_t us) { return us < UINT64_MAX / 8 ? us : UINT64_MAX / 8; }
 
@@ -108,8 +110,11 @@ hd_status engine_plan_bound(engine_plan *p, engine_options *o, hd_err *err) {
     return HD_OK;
 }
 
-uint64_t engine_plan_tables_bytes(const engine_plan *p, const engine_options *o, uint32_t n_vocab) {
-    uint64_t bytes = sampler_work_bytes(n_vocab), nodes = 0, n_pages = 0, row_pages = pages_for(o->ctx, p->page_tokens), rows;
+unsigned engine_sample_members(const model_info *in) { return in->n_threads < MAX_SAMPLERS ? in->n_threads : MAX_SAMPLERS; }
+size_t engine_sample_bytes(const model_info *in) { return (sampler_work_bytes(in->n_vocab) + 63) & ~(size_t)63; }
+
+uint64_t engine_plan_tables_bytes(const engine_plan *p, const engine_options *o, const model_info *in) {
+    uint64_t bytes = (uint64_t)engine_sample_members(in) * engine_sample_bytes(in), nodes = 0, n_pages = 0, row_pages = pages_for(o->ctx, p->page_tokens), rows;
     for (uint32_t g = 0; g < p->n_groups; g++) {
         uint64_t n = o->kv_budget_bytes / p->page_stride[g];
         bytes += kv_tables_bytes(o->kv_budget_bytes, p->page_stride[g]);

@@ -30,6 +30,9 @@ uint64_t engine_plan_rows(const engine_plan *p, uint64_t budget_bytes, uint32_t 
 
 /* Bytes of what the engine keeps beside pages and workspace, at most: lists of pages, the prefix tree with every page in
  * it, opt->max_rows rows of opt->ctx tokens with their queues, opt->max_queued prompts that wait, the sampler. */
-uint64_t engine_plan_tables_bytes(const engine_plan *p, const engine_options *opt, uint32_t n_vocab);
+uint64_t engine_plan_tables_bytes(const engine_plan *p, const engine_options *opt, const model_info *info);
+/* Threads that choose tokens at the same time, and bytes that each of them needs; a multiple of 64. */
+unsigned engine_sample_members(const model_info *info);
+size_t engine_sample_bytes(const model_info *info);
 
 #endif

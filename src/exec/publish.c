@@ -51,21 +51,39 @@ static bool take_forced(row *r, const float *logits, sample_result *out) {
     return true;
 }
 
-bool row_sample(row *r, float *logits, sample_result *out) {
-    executor *x = r->x;
+static hd_status sample(const row *r, float *logits, void *work, sample_result *out, hd_err *err) {
+    const executor *x = r->x;
     const gen_request *q = &r->s->copy.req;
     int32_t banned[MODEL_MAX_EOG + 64];
     size_t n_banned = 0;
-    hd_err err;
-    memset(out, 0, sizeof *out);
-    if (take_forced(r, logits, out)) return true;
     if (r->n_generated < q->min_tokens) {
         for (uint32_t i = 0; i < x->info->n_eog; i++) banned[n_banned++] = x->info->eog[i];
         for (size_t i = 0; i < q->n_stop_ids && i < 64; i++) banned[n_banned++] = q->stop_ids[i];
     }
-    if (sampler_sample(r->s->copy.sampler, model_kernels(x->m), logits, x->info->n_vocab, r->tokens, r->n_tokens, r->n_tokens,
-                       banned, n_banned, NULL, x->sample_work, out, &err) == HD_OK)
-        return true;
+    return sampler_sample(r->s->copy.sampler, model_kernels(x->m), logits, x->info->n_vocab, r->tokens, r->n_tokens, r->n_tokens,
+                          banned, n_banned, NULL, work, out, err);
+}
+
+void row_choose(row *r, float *logits, void *work) {
+    if (atomic_load_explicit(&r->s->has_forced, memory_order_relaxed)) return; /* its logprobs are of untouched logits */
+    memset(&r->chosen.s, 0, sizeof r->chosen.s);
+    r->chosen.st = sample(r, logits, work, &r->chosen.s, &r->chosen.err);
+    r->chosen.at = r->n_tokens;
+    r->chosen.made = true;
+}
+
+bool row_sample(row *r, float *logits, sample_result *out) {
+    hd_err err;
+    memset(out, 0, sizeof *out);
+    if (r->chosen.made && r->chosen.at == r->n_tokens) { /* what was forced since is for the next token */
+        r->chosen.made = false;
+        *out = r->chosen.s;
+        if (r->chosen.st == HD_OK) return true;
+        row_fail(r, &r->chosen.err);
+        return false;
+    }
+    if (take_forced(r, logits, out)) return true;
+    if (sample(r, logits, r->x->sample_work, out, &err) == HD_OK) return true;
     row_fail(r, &err);
     return false;
 }

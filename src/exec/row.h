@@ -35,6 +35,9 @@ struct gen_method {
     /* Take the results: publish, and end the row with row_end or row_fail when it is over.  r->n_done already counts the
      * segment; a method that rejects some of it sets it back. */
     void (*consume)(row *r, const segment *seg);
+    /* Before it, the part of that which looks at a whole vocabulary: rows do it at the same time, on any thread, so it touches
+     * nothing but its row and its segment's logits.  n_done does not count the segment yet.  work: sampler_work_bytes.  May be NULL. */
+    void (*choose)(row *r, const segment *seg, void *work);
     void (*tail)(row *r, hd_buf *out);      /* text still held back, at an end that is not a stop string; may be NULL */
     bool resumes; /* can go on after tokens it generated in another life (gen_request.said) */
     /* How many of its first tokens' outputs the method can do without: so many may be taken from the cache.  NULL: none. */
@@ -93,12 +96,21 @@ struct row {
     bool closed_text;         /* a stop string ended the text: nothing is released any more */
     bool collect;             /* its session collects */
     bool ended;               /* set by row_end; the executor removes it after the step */
+    struct {
+        bool made;            /* for the token at position `at`, and not used yet */
+        uint32_t at;
+        hd_status st;
+        sample_result s;
+        hd_err err;
+    } chosen;
     gen_event end;
 };
 
 /* ---- what methods call (exec/publish.c) ---- */
 
-/* The token at position n_tokens: sampled from logits [n_vocab] (overwritten), or the one that steering forces.  False: the
+/* For a method's choose: what row_sample will give, unless steering forces a token. */
+void row_choose(row *r, float *logits, void *work);
+/* The token at position n_tokens: chosen before, or sampled from logits [n_vocab] (overwritten), or the one that steering forces.  False: the
  * row has failed. */
 bool row_sample(row *r, float *logits, sample_result *out);
 /* Does row_sample look at nothing but the best of the next token's logits?  Then a segment may ask for no more (only_best), and

@@ -144,6 +144,26 @@ static void consume(executor *x, row *r, const segment *g) {
     if (!r->ended) pages_drop_behind_window(x, r);
 }
 
+typedef struct {
+    executor *x;
+    uint32_t lo;
+} choices;
+
+static void choose_one(void *ctx, unsigned member, size_t i) {
+    const choices *c = ctx;
+    executor *x = c->x;
+    row *r = x->seg_rows[c->lo + i];
+    if (r->method->choose)
+        r->method->choose(r, &x->segs[c->lo + i], x->sample_work + member * engine_sample_bytes(x->info));
+}
+
+/* Several rows that sample do so at the same time; a single one when it consumes. */
+static void choose(executor *x, uint32_t lo, uint32_t hi) {
+    uint32_t n = 0;
+    for (uint32_t i = lo; i < hi; i++) n += x->seg_rows[i]->method->choose && x->segs[i].first_logits < x->segs[i].n && !x->segs[i].only_best;
+    if (n > 1) model_share(x->m, hi - lo, x->sample_members, choose_one, &(choices){x, lo});
+}
+
 static void forward(executor *x, uint32_t lo, uint32_t hi);
 
 /* A pass failed.  The model may know the segment; else halves are run alone until one row is left: that one ends, the
@@ -176,6 +196,7 @@ static void forward(executor *x, uint32_t lo, uint32_t hi) {
     }
     t1 = hd_now_us(x->opt.clock);
     x->t_progress_us = x->t_forward_us = t1;
+    choose(x, lo, hi);
     for (uint32_t i = lo; i < hi; i++) consume(x, x->seg_rows[i], &x->segs[i]);
     trace_span(x->opt.trace, "forward", 0, t0, t1, "rows", hi - lo, "tokens", st.n_tokens);
     trace_span(x->opt.trace, "consume", 0, t1, x->opt.trace ? hd_now_us(x->opt.clock) : 0, NULL, 0, NULL, 0);

@@ -4,6 +4,7 @@
 #include "base/topology.h"
 
 #include <openssl/evp.h>
+#include <stdatomic.h>
 #include <string.h>
 
 /* Kernel paths give the same bits, so they are not part of it. */
@@ -53,6 +54,27 @@ uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_s
 hd_status model_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err) {
     *bad_seg = st->n_segs;
     return m->ops->forward(m, st, bad_seg, err);
+}
+
+typedef struct {
+    atomic_size_t next;
+    size_t n;
+    unsigned most;
+    void (*fn)(void *ctx, unsigned member, size_t i);
+    void *ctx;
+} shared;
+
+static void run_shared(void *ctx, unsigned member, unsigned n) {
+    shared *s = ctx;
+    (void)n;
+    if (member >= s->most) return;
+    for (size_t i; (i = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed)) < s->n;) s->fn(s->ctx, member, i);
+}
+
+void model_share(model *m, size_t n, unsigned most, void (*fn)(void *ctx, unsigned member, size_t i), void *ctx) {
+    shared s = {0, n, most, fn, ctx};
+    if (n > 1 && m->pool) pool_run_some(m->pool, run_shared, &s);
+    else run_shared(&s, 0, 1);
 }
 
 hd_status model_row_open(model *m, const int32_t *prompt, size_t n_prompt, void **row_state, hd_err *err) {

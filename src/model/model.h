@@ -135,6 +135,10 @@ uint64_t model_page_bytes(const model *m, uint32_t g, uint32_t page_tokens, kv_s
  * same step again writes the same values.  Executor thread only. */
 hd_status model_forward(model *m, const step *st, uint32_t *bad_seg, hd_err *err);
 
+/* Run fn(ctx, member, i) for each i in [0, n), shared out among the model's compute threads, of which those with member < most
+ * help.  Executor thread only, between steps. */
+void model_share(model *m, size_t n, unsigned most, void (*fn)(void *ctx, unsigned member, size_t i), void *ctx);
+
 /* What no step can do without: bytes of matrices as the file holds them, and products per token by the form of the
  * activations.  trunk: all layers; head: of a token that wants logits.  Zeros for the scripted model. */
 typedef struct {

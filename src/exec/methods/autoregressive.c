@@ -66,6 +66,11 @@ static void publish_scores(row *r, const segment *g) {
     }
 }
 
+static void ar_choose(row *r, const segment *g, void *work) {
+    if (wants_scores(r) || g->only_best || g->first_logits == g->n || r->n_done + g->n < r->n_tokens || !r->cap_generated) return;
+    row_choose(r, g->logits + (uint64_t)(g->n - 1 - g->first_logits) * r->x->info->n_vocab, work);
+}
+
 static void ar_consume(row *r, const segment *g) {
     sample_result s;
     if (wants_scores(r)) publish_scores(r, g);
@@ -85,4 +90,4 @@ static uint32_t ar_skips(const session *s, uint32_t n_tokens) {
 }
 
 const gen_method method_autoregressive = {.name = "autoregressive", .open = ar_open, .close = ar_close, .plan = ar_plan,
-                                          .consume = ar_consume, .tail = row_tail, .resumes = true, .skips = ar_skips};
+                                          .consume = ar_consume, .choose = ar_choose, .tail = row_tail, .resumes = true, .skips = ar_skips};
