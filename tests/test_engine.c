@@ -10,6 +10,7 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -473,6 +474,40 @@ static void logprobs_of_known_logits(void **state) {
     close_fixture(&f);
 }
 
+/* Several rows choose together; one that may choose nothing fails alone, with its reason. */
+static void one_that_cannot_choose_fails_alone(void **state) {
+    enum { ROWS = 5, BAD = 2, VOCABULARY = 266 };
+    fixture f = open_script("\"default\":{\"emit\":[\"Hello\",\" world\",\"!\"],\"then\":\"eos\"}", (engine_options){0});
+    logit_bias none[VOCABULARY];
+    gen_request r[ROWS];
+    session *s[ROWS];
+    hd_err err;
+    (void)state;
+    assert_int_equal(model_get(f.m)->n_vocab, VOCABULARY);
+    for (int i = 0; i < VOCABULARY; i++) none[i] = (logit_bias){i, -INFINITY};
+    for (int i = 0; i < ROWS; i++) {
+        r[i] = request(one_prompt, 1, 8);
+        r[i].sampling.temperature = 0.5f; /* the script's token has logit 20: e^-40 for any other */
+        r[i].sampling.seed = (uint64_t)i;
+    }
+    r[BAD].sampling.bias = none;
+    r[BAD].sampling.n_bias = VOCABULARY;
+    if (engine_submit(f.e, r, ROWS, NULL, NULL, s, &err)) fail_msg("%s", err.msg);
+    for (int i = 0; i < ROWS; i++) {
+        run_result a = {0};
+        read_to_end(s[i], &a);
+        if (i == BAD) {
+            assert_int_equal(a.finish, FINISH_FAILED);
+            assert_string_equal(a.err.msg, "every token is forbidden");
+        } else {
+            assert_text(a, "Hello world!");
+        }
+        run_result_deinit(&a);
+        session_free(s[i]);
+    }
+    close_fixture(&f);
+}
+
 /* Every n-th allocation on the submitting side fails cleanly. */
 static void allocation_failures(void **state) {
     fixture f = open_script("\"default\":{\"emit\":[\"Hello\"],\"then\":\"eos\"}", (engine_options){0});
@@ -519,6 +554,7 @@ int main(void) {
         cmocka_unit_test(preemption_changes_nothing),
         cmocka_unit_test(close_ends_everything),
         cmocka_unit_test(logprobs_of_known_logits),
+        cmocka_unit_test(one_that_cannot_choose_fails_alone),
         cmocka_unit_test(allocation_failures),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
