@@ -62,7 +62,7 @@ static void a_model(void **state) {
     gguf_put_str(w, "odd", "line\n\"quoted\" \xFF");
     gguf_put_str(w, "tokenizer.ggml.model", "gpt2");
     gguf_put_strs(w, "tokenizer.ggml.tokens", (gguf_str[]){{"a", 1}, {"b", 1}}, 2);
-    gguf_put_str(w, "tokenizer.chat_template", "{{ x }}");
+    gguf_put_str(w, "tokenizer.chat_template", "{% if tools %}{{ x }}{% endif %}");
     gguf_put_tensor(w, (gguf_str){"a", 1}, TENSOR_F32, 2, (uint64_t[]){32, 2});
     gguf_put_tensor(w, (gguf_str){"b", 1}, TENSOR_Q8_0, 1, (uint64_t[]){32});
     assert_int_equal(gguf_write_data(w, x, sizeof x, &err), HD_OK);
@@ -74,6 +74,7 @@ static void a_model(void **state) {
     assert_string_equal(json_string_value(json_object_get(j, "arch")), "llama");
     assert_int_equal(json_integer_value(json_object_get(j, "context_length")), 4096);
     assert_true(json_is_true(json_object_get(j, "chat_template")));
+    assert_true(json_is_true(json_object_get(j, "chat_template_tools")));
     assert_int_equal(json_integer_value(json_object_get(j, "n_params")), 96);
     assert_int_equal(json_integer_value(json_object_get(j, "tensor_bytes")), 256 + 34);
     assert_int_equal(json_array_size(json_object_get(j, "types")), 2);
@@ -93,6 +94,7 @@ static void a_model(void **state) {
     assert_int_equal(run(args), 0);
     assert_non_null(strstr(out, "llama.context_length = 4096\n"));
     assert_non_null(strstr(out, "odd = \"line\\n"));
+    assert_non_null(strstr(out, "yes, takes tools\n"));
     unlink(path);
 }
 

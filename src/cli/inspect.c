@@ -4,6 +4,7 @@
 #include "base/jsonw.h"
 #include "base/mem.h"
 #include "format/gguf.h"
+#include "text/template.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -38,6 +39,16 @@ static void summarise(const gguf *g, summary *s) {
         s->count[t->type]++;
         s->bytes[t->type] += t->size_bytes;
     }
+}
+
+/* Whether the chat template can be used, and then whether it tells the model of tools. */
+static bool template_usable(const summary *s, bool *tools) {
+    chat_template *t = NULL;
+    *tools = false;
+    if (!s->template.n || template_parse(&t, s->template.s, s->template.n, NULL)) return false;
+    *tools = template_reads_tools(t);
+    template_free(t);
+    return true;
 }
 
 /* --- JSON --- */
@@ -164,6 +175,7 @@ static int print_json(const gguf *g, const char *file, const summary *s) {
     hd_buf b;
     jsonw w;
     int rc = 0;
+    bool tools;
     buf_init(&b, MAX_JSON_BYTES);
     jsonw_init(&w, &b);
     jsonw_obj(&w);
@@ -188,6 +200,8 @@ static int print_json(const gguf *g, const char *file, const summary *s) {
     jsonw_obj_end(&w);
     jsonw_key(&w, "chat_template");
     jsonw_bool(&w, s->template.n > 0);
+    jsonw_key(&w, "chat_template_tools");
+    jsonw_bool(&w, template_usable(s, &tools) && tools);
     put_uint(&w, "n_tensors", gguf_n_tensors(g));
     put_uint(&w, "n_params", s->n_params);
     put_uint(&w, "tensor_bytes", s->tensor_bytes);
@@ -220,6 +234,7 @@ static void print_bytes(uint64_t n) {
 
 static int print_text(const gguf *g, const char *file, const summary *s) {
     gguf_str path = {file, strlen(file)};
+    bool tools;
     print_str("model", path);
     if (s->arch.n) print_str("architecture", s->arch);
     if (s->name.n) print_str("name", s->name);
@@ -230,7 +245,8 @@ static int print_text(const gguf *g, const char *file, const summary *s) {
     if (s->tok_model.n) print_str("tokenizer", s->tok_model);
     if (s->tok_pre.n) print_str("pre-tokenizer", s->tok_pre);
     if (s->n_tokens) printf("%-14s %llu\n", "vocabulary", (unsigned long long)s->n_tokens);
-    printf("%-14s %s\n", "chat template", s->template.n ? "yes" : "no");
+    printf("%-14s %s\n", "chat template",
+           !s->template.n ? "no" : !template_usable(s, &tools) ? "yes, but it cannot be used" : tools ? "yes, takes tools" : "yes, takes no tools");
     printf("%-14s %llu\n", "parameters", (unsigned long long)s->n_params);
     printf("%-14s %zu, ", "tensors", gguf_n_tensors(g));
     print_bytes(s->tensor_bytes);
