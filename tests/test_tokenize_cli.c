@@ -32,7 +32,7 @@ static int run(const char *args) {
     FILE *p;
     int rc;
     size_t n;
-    snprintf(cmd, sizeof cmd, "M=%s; I=%s; J=%s; %s %s 2>&1", model, input, second, HEDDLE_BIN, args);
+    snprintf(cmd, sizeof cmd, "M=%s; I=%s; J=%s; exec 2>&1; %s %s\n", model, input, second, HEDDLE_BIN, args);
     p = popen(cmd, "r");
     assert_non_null(p);
     n = fread(out, 1, sizeof out - 1, p);
@@ -337,6 +337,24 @@ static void first_steps(void **state) {
     assert_null(strstr(out, warning));
 }
 
+/* A question that does not fit is taken back, and what fits goes on; /clear begins anew and keeps the system's words. */
+static void conversations(void **state) {
+    /* The answer says which questions its prompt held: the template joins contents by a line break. */
+    static const char script[] = "{\"vocab\":[\"</s>\",\"a\",\"sys only\",\"with one\"],\"special\":{\"eos\":[0]},\"context\":40,"
+                                 "\"rules\":[{\"match\":\"one\",\"emit\":[3]},{\"match\":\"S\",\"emit\":[2]}],\"default\":{\"emit\":[1]}}";
+    (void)state;
+    write_file(input, script, sizeof script - 1);
+    assert_int_equal(run("run script:$I --system S <<'E'\none\ntwo\n/clear\ntwo\n/bye\none\nE"), 0);
+    assert_string_equal(out, "with one\nwith one\nsys only\n");
+    assert_int_equal(run("run script:$I <<'E'\none\nfar too much for what is left of a context of forty\ntwo\nE"), 1);
+    assert_int_equal(strncmp(out, "with one\n", 9), 0);
+    assert_non_null(strstr(out, "the context holds 40"));
+    assert_non_null(strstr(out, "taken back"));
+    assert_string_equal(out + strlen(out) - 9, "with one\n");
+    assert_int_equal(run("run script:$I 'far too much for what is left of a context of forty'"), 1);
+    assert_null(strstr(out, "taken back"));
+}
+
 static int make_model(void **state) {
     vocab_spec s = vocab_bpe;
     hd_buf f;
@@ -364,6 +382,6 @@ int main(void) {
                                        cmocka_unit_test(wrong_usage), cmocka_unit_test(no_lines),
                                        cmocka_unit_test(scripted_templates), cmocka_unit_test(text_comes_at_once),
                                        cmocka_unit_test(help_names_the_options), cmocka_unit_test(zero_is_not_the_default),
-                                       cmocka_unit_test(least_budget), cmocka_unit_test(first_steps)};
+                                       cmocka_unit_test(least_budget), cmocka_unit_test(first_steps), cmocka_unit_test(conversations)};
     return cmocka_run_group_tests(tests, make_model, remove_files);
 }

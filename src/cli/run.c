@@ -1,4 +1,7 @@
-/* run.c - chat in the terminal: one shot with a prompt, otherwise a conversation that ends with /bye or end of input. */
+/* run.c - chat in the terminal: one shot with a prompt, otherwise a conversation that ends with /bye or end of input.
+ *
+ * A question that does not fit is taken back, so that the conversation stays as it was: nothing is ever cut out of it silently, and
+ * /clear begins anew. */
 #include "cli/common.h"
 #include "base/mem.h"
 
@@ -15,9 +18,11 @@ static const char usage[] = "heddle run MODEL [PROMPT | -p PROMPT] [--system S] 
 typedef struct {
     loaded l;
     json_t *messages;
+    size_t n_system;  /* of them, those a cleared conversation keeps */
     sampling_params sampling;
     uint32_t max_tokens;
     bool seed_given;
+    bool talks; /* a conversation, no one shot */
 } chat;
 
 static volatile sig_atomic_t interrupted;
@@ -55,6 +60,14 @@ static hd_status render(chat *c, id_list *ids, hd_err *err) {
     return st;
 }
 
+/* The last question had none: it is taken back. */
+static int no_answer(chat *c, const hd_err *err) {
+    json_array_remove(c->messages, json_array_size(c->messages) - 1);
+    fail_with(err);
+    if (c->talks) fprintf(stderr, "heddle: the question is taken back; /clear begins a new conversation\n");
+    return EXIT_FAILED;
+}
+
 /* One answer, printed as it comes and kept in the conversation. */
 static int answer(chat *c) {
     id_list ids;
@@ -67,14 +80,14 @@ static int answer(chat *c) {
     id_list_init(&ids, 1u << 28);
     if (render(c, &ids, &err)) {
         id_list_deinit(&ids);
-        return fail_with(&err);
+        return no_answer(c, &err);
     }
     if (!c->seed_given) r.sampling.seed = random_seed();
     r.prompt = ids.ids;
     r.n_prompt = ids.n;
     if (engine_submit(c->l.e, &r, 1, NULL, NULL, &s, &err)) {
         id_list_deinit(&ids);
-        return fail_with(&err);
+        return no_answer(c, &err);
     }
     collected_init(&out);
     interrupted = 0;
@@ -88,10 +101,12 @@ static int answer(chat *c) {
         if (interrupted) session_cancel(s, CANCEL_BY_REQUEST);
     } while (ev.kind != EV_DONE);
     putchar('\n');
+    fflush(stdout); /* before what stderr says */
     if (ev.finish == FINISH_FAILED) rc = fail_with(&ev.err);
     if (isatty(STDERR_FILENO) && ev.stats.generated_tokens > 1 && ev.stats.decode_us)
-        fprintf(stderr, "[%u tokens, %.1f tokens/s, first after %.0f ms]\n", ev.stats.generated_tokens,
-                (ev.stats.generated_tokens - 1) / ((double)ev.stats.decode_us / 1e6), (double)ev.stats.prefill_us / 1000);
+        fprintf(stderr, "[%u tokens, %.1f tokens/s, first after %.0f ms%s]\n", ev.stats.generated_tokens,
+                (ev.stats.generated_tokens - 1) / ((double)ev.stats.decode_us / 1e6), (double)ev.stats.prefill_us / 1000,
+                ev.finish != FINISH_LENGTH ? "" : ev.stats.generated_tokens == c->max_tokens ? "; cut at -n" : "; the context is full: /clear begins anew");
     json_array_append_new(c->messages, json_pack("{s:s, s:s%}", "role", "assistant", "content", buf_cstr(&out.text), out.text.len));
     session_free(s);
     collected_deinit(&out);
@@ -99,30 +114,38 @@ static int answer(chat *c) {
     return rc;
 }
 
-static void say(chat *c, const char *role, const char *text, size_t n) {
+static bool say(chat *c, const char *role, const char *text, size_t n) {
     json_t *m = json_pack("{s:s, s:s%}", "role", role, "content", text, n);
-    if (m) json_array_append_new(c->messages, m);
-    else fprintf(stderr, "heddle: the text is not valid UTF-8 and was left out\n");
+    if (m && !json_array_append_new(c->messages, m)) return true;
+    fprintf(stderr, "heddle: the text is not valid UTF-8 and was left out\n");
+    return false;
 }
 
+static bool is(const char *line, ssize_t n, const char *word) { return (size_t)n == strlen(word) && !memcmp(line, word, (size_t)n); }
+
 static int converse(chat *c) {
+    static const char help[] = "/clear begins a new conversation, /bye or ^D ends; ^C ends an answer\n";
     char *line = NULL;
     size_t cap = 0;
+    int rc = 0;
     ssize_t n;
     bool tty = isatty(STDIN_FILENO);
     struct sigaction sa = {.sa_handler = on_interrupt};
     if (tty) sigaction(SIGINT, &sa, NULL); /* ^C ends the answer, not the program */
+    if (tty) fputs(help, stderr);
+    c->talks = true;
     for (;;) {
         if (tty) fputs("> ", stdout), fflush(stdout);
         if ((n = getline(&line, &cap, stdin)) < 0) break;
         while (n && (line[n - 1] == '\n' || line[n - 1] == '\r')) n--;
         if (!n) continue;
-        if (n == 4 && !memcmp(line, "/bye", 4)) break;
-        say(c, "user", line, (size_t)n);
-        answer(c);
+        if (is(line, n, "/bye")) break;
+        if (is(line, n, "/help")) fputs(help, stderr);
+        else if (is(line, n, "/clear")) while (json_array_size(c->messages) > c->n_system) json_array_remove(c->messages, c->n_system);
+        else if (!say(c, "user", line, (size_t)n) || answer(c)) rc = EXIT_FAILED;
     }
     free(line);
-    return 0;
+    return tty ? 0 : rc; /* who sat there has seen it */
 }
 
 /* What the file says, where the command line says nothing. */
@@ -169,10 +192,9 @@ int cmd_run(int argc, char **argv) {
     if (has_n) c.max_tokens = n;
     c.sampling.seed = (uint64_t)seed;
     c.messages = json_array();
-    if (system) say(&c, "system", system, strlen(system));
+    if (system && say(&c, "system", system, strlen(system))) c.n_system = 1;
     if (prompt) {
-        say(&c, "user", prompt, strlen(prompt));
-        rc = answer(&c);
+        rc = say(&c, "user", prompt, strlen(prompt)) ? answer(&c) : EXIT_FAILED;
     } else {
         rc = converse(&c);
     }
