@@ -96,6 +96,30 @@ static void rope_turns_pairs(void **state) {
     }
 }
 
+/* Tables of positions: each angle as hd_sincos gives it (test_math holds that against libm), in all quarters, for all lengths. */
+static void turns_are_sincos(void **state) {
+    enum { MOST = 70 };
+    const kernels *sets[] = {set_generic, set_fast};
+    (void)state;
+    for (int s = 0; s < 2; s++)
+        for (uint32_t n = 0; sets[s] && n <= MOST; n++)
+            for (uint32_t pos = 0; pos < 200000; pos = pos * 3 + 1) {
+                double freq[MOST];
+                float cs[2 * MOST + 1];
+                for (uint32_t i = 0; i < n; i++) freq[i] = hd_pow(10000, -2.0 * i / MOST);
+                cs[2 * n] = 7;
+                vec_turns(sets[s], cs, pos, freq, 1.25f, n);
+                for (uint32_t i = 0; i < n; i++) {
+                    float sn, cn;
+                    hd_sincos(pos * freq[i], &sn, &cn);
+                    cn *= 1.25f, sn *= 1.25f;
+                    assert_memory_equal(&cs[2 * i], &cn, sizeof cn);
+                    assert_memory_equal(&cs[2 * i + 1], &sn, sizeof sn);
+                }
+                assert_true(cs[2 * n] == 7);
+            }
+}
+
 static void between_bounds(void **state) {
     static const float values[] = {-2, -1, -0.5f, -0.0f, 0, 0.5f, 1, 2, NAN, INFINITY, -INFINITY};
     static const float bounds[][2] = {{-1, 1}, {-INFINITY, 0}, {-INFINITY, INFINITY}, {1, INFINITY}, {0, 0}, {1, -1}, {-0.0f, 0.5f}};
@@ -224,6 +248,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(against_double),
         cmocka_unit_test(rope_turns_pairs),
+        cmocka_unit_test(turns_are_sincos),
         cmocka_unit_test(between_bounds),
         cmocka_unit_test(argmax_and_sums_of_odd_inputs),
         cmocka_unit_test(bits_agree),

@@ -149,6 +149,8 @@ void vec_softcap(const kernels *k, float *x, float cap, size_t n);           /* 
 /* Rotate the first n_rot of x[head_dim] with cs[n_rot/2] pairs (cos, sin).  neox: pairs (i, i + n_rot/2), else
  * (2i, 2i+1). */
 void vec_rope(const kernels *k, float *x, const float *cs, uint32_t n_rot, bool neox);
+/* The table of a position that vec_rope takes: cs[2 i] = cos(pos * freq[i]) * scale, cs[2 i + 1] = sin, for i < n; as hd_sincos. */
+void vec_turns(const kernels *k, float *cs, double pos, const double *freq, float scale, uint32_t n);
 /* Lowest index of the maximum; NaN never wins; 0 if there is nothing else. */
 uint32_t vec_argmax(const kernels *k, const float *x, size_t n);
 /* Indices i with lo < x[i] <= hi, ascending, in ids[0..n): returns how many. */

@@ -1,6 +1,6 @@
 /* math.c - exp, tanh, cos and sin in f32 precision and log, exp and pow in double, the same bits on every machine.
  *
- * The f32 ones are defined in math_int.h.  The double ones serve tables and sums, one value at a time: arguments are
+ * Those in f32, sine and cosine are defined in math_int.h.  The double ones serve tables and sums, one value at a time: arguments are
  * reduced with fma in two parts, then plain Taylor or atanh series long enough for the last bit. */
 #include "kernels/kernels.h"
 #include "kernels/math_int.h"
@@ -13,10 +13,7 @@
 #define LOG2E 0x1.71547652b82fep+0
 #define LN2_HI 0x1.62e42fefa2p-1 /* 40 bits: n * hi is exact */
 #define LN2_LO 0x1.9ef35793c7673p-41
-#define TWO_OVER_PI 0x1.45f306dc9c883p-1
-#define PI_2_HI 0x1.921fb54442d18p+0
-#define PI_2_LO 0x1.1a62633145c07p-54
-#define ROUND_D 0x1.8p52
+#define ROUND_D MATH_ROUND_D
 
 float hd_expf(float x) { return math_expf(x); }
 float hd_tanhf(float x) { return math_tanhf(x); }
@@ -74,21 +71,4 @@ double hd_logd(double x) {
 /* The relative error of the logarithm grows with the exponent: 2^-52 * (1 + |e ln base|). */
 double hd_pow(double base, double e) { return hd_expd(e * hd_logd(base)); }
 
-void hd_sincos(double x, float *s, float *c) {
-    double t = fma(x, TWO_OVER_PI, ROUND_D), n = t - ROUND_D;
-    double r = fma(n, -PI_2_LO, fma(n, -PI_2_HI, x)); /* the inner one is exact: both sides are multiples of 2^-52 */
-    double z = r * r, ps = 0, pc = 0;
-    static const double sin_c[] = {-1.0 / 6,          1.0 / 120,          -1.0 / 5040,         1.0 / 362880,
-                                   -1.0 / 39916800,   1.0 / 6227020800,   -1.0 / 1307674368000};
-    static const double cos_c[] = {-1.0 / 2,          1.0 / 24,           -1.0 / 720,          1.0 / 40320,
-                                   -1.0 / 3628800,    1.0 / 479001600,    -1.0 / 87178291200,  1.0 / 20922789888000};
-    for (int i = 6; i >= 0; i--) ps = fma(ps, z, sin_c[i]);
-    for (int i = 7; i >= 0; i--) pc = fma(pc, z, cos_c[i]);
-    double sn = fma(r * z, ps, r), cn = fma(z, pc, 1.0);
-    switch (bits(t) & 3) { /* the quarter turn */
-    case 0: *s = (float)sn; *c = (float)cn; break;
-    case 1: *s = (float)cn; *c = (float)-sn; break;
-    case 2: *s = (float)-sn; *c = (float)-cn; break;
-    case 3: *s = (float)-cn; *c = (float)sn; break;
-    }
-}
+void hd_sincos(double x, float *s, float *c) { math_sincos(x, s, c); }

@@ -105,6 +105,44 @@ static inline void math_rotate(float *a, float *b, float c, float s) {
     *b = fmaf(y, c, x * s);
 }
 
+/* Cosine and sine of |x| < 1e9, in double and then rounded: reduced to a quarter turn with pi/2 in two parts, then Taylor's series. */
+#define MATH_ROUND_D 0x1.8p52
+#define MATH_TWO_OVER_PI 0x1.45f306dc9c883p-1
+#define MATH_PI_2_HI 0x1.921fb54442d18p+0
+#define MATH_PI_2_LO 0x1.1a62633145c07p-54
+enum { MATH_SIN_TERMS = 7, MATH_COS_TERMS = 8 };
+static const double math_sin_c[MATH_SIN_TERMS] = {-1.0 / 6,        1.0 / 120,        -1.0 / 5040,         1.0 / 362880,
+                                                  -1.0 / 39916800, 1.0 / 6227020800, -1.0 / 1307674368000};
+static const double math_cos_c[MATH_COS_TERMS] = {-1.0 / 2,       1.0 / 24,        -1.0 / 720,         1.0 / 40320,
+                                                  -1.0 / 3628800, 1.0 / 479001600, -1.0 / 87178291200, 1.0 / 20922789888000};
+
+static inline void math_sincos(double x, float *s, float *c) {
+    double t = fma(x, MATH_TWO_OVER_PI, MATH_ROUND_D), n = t - MATH_ROUND_D;
+    double r = fma(n, -MATH_PI_2_LO, fma(n, -MATH_PI_2_HI, x)); /* the inner one is exact: both sides are multiples of 2^-52 */
+    double z = r * r, ps = 0, pc = 0;
+    uint64_t quarter;
+    memcpy(&quarter, &t, sizeof quarter);
+    for (int i = MATH_SIN_TERMS - 1; i >= 0; i--) ps = fma(ps, z, math_sin_c[i]);
+    for (int i = MATH_COS_TERMS - 1; i >= 0; i--) pc = fma(pc, z, math_cos_c[i]);
+    double sn = fma(r * z, ps, r), cn = fma(z, pc, 1.0);
+    switch (quarter & 3) { /* turns */
+    case 0: *s = (float)sn; *c = (float)cn; break;
+    case 1: *s = (float)cn; *c = (float)-sn; break;
+    case 2: *s = (float)-sn; *c = (float)-cn; break;
+    case 3: *s = (float)-cn; *c = (float)sn; break;
+    }
+}
+
+/* A rotary table of one position: cs[2 i] and cs[2 i + 1] are cosine and sine of pos * freq[i], times scale. */
+static inline void math_turns(float *cs, double pos, const double *freq, float scale, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        float s, c;
+        math_sincos(pos * freq[i], &s, &c);
+        cs[2 * i] = c * scale;
+        cs[2 * i + 1] = s * scale;
+    }
+}
+
 /* The fixed tree over 8 lanes: halves, quarters, the last two, as a wide register folds. */
 static inline float math_sum8(const float *l) {
     return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));

@@ -17,6 +17,9 @@ void vec_rope(const kernels *k, float *x, const float *cs, uint32_t n_rot, bool 
 size_t vec_between(const kernels *k, const float *x, size_t n, float lo, float hi, uint32_t *ids) {
     return k->vec->between(x, n, lo, hi, ids);
 }
+void vec_turns(const kernels *k, float *cs, double pos, const double *freq, float scale, uint32_t n) {
+    k->vec->turns(cs, pos, freq, scale, n);
+}
 uint32_t vec_argmax(const kernels *k, const float *x, size_t n) { return k->vec->argmax(x, n); }
 double vec_sum_exp(const kernels *k, const float *x, size_t n, float ref, float t) { return k->vec->sum_exp(x, n, ref, t); }
 double vec_logsumexp(const kernels *k, const float *x, size_t n) {

@@ -12,6 +12,7 @@ struct vec_ops {
     void (*gelu_mul)(float *gate, const float *up, size_t n);
     void (*softcap)(float *x, float cap, size_t n);
     void (*rope)(float *x, const float *cs, uint32_t n_rot, bool neox);
+    void (*turns)(float *cs, double pos, const double *freq, float scale, uint32_t n);
     uint32_t (*argmax)(const float *x, size_t n);
     double (*sum_exp)(const float *x, size_t n, float ref, float t);
     float (*max_of)(const float *x, size_t n); /* of what is not NaN; -inf if there is nothing */

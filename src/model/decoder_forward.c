@@ -377,12 +377,7 @@ static void embed(worker *w, size_t t0, size_t t1) {
         tensor_dequant_row(d->embed->type, (const uint8_t *)d->embed->data + (uint64_t)id * row_bytes, x, c->width);
         if (c->embed_scale != 1) vec_scale(d->base.k, x, c->embed_scale, c->width);
         for (uint32_t r = 0; r < c->n_ropes; r++)
-            for (uint32_t j = 0; j < c->n_rot / 2; j++, cs += 2) {
-                float sn, cn;
-                hd_sincos((double)s->tok_pos[t] * c->rope[r].freq[j], &sn, &cn);
-                cs[0] = cn * c->rope[r].mscale;
-                cs[1] = sn * c->rope[r].mscale;
-            }
+            vec_turns(d->base.k, cs + (uint64_t)r * c->n_rot, s->tok_pos[t], c->rope[r].freq, c->rope[r].mscale, c->n_rot / 2);
     }
 }
 

@@ -92,6 +92,35 @@ static void rope(float *x, const float *cs, uint32_t n_rot, bool neox) {
     }
 }
 
+/* math_sincos for four angles. */
+static void turns(float *cs, double pos, const double *freq, float scale, uint32_t n) {
+    const __m256d round = _mm256_set1_pd(MATH_ROUND_D);
+    const __m128 minus = _mm_set1_ps(-0.0f), scale4 = _mm_set1_ps(scale);
+    uint32_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        __m256d x = _mm256_mul_pd(_mm256_set1_pd(pos), _mm256_loadu_pd(freq + i)), ps = _mm256_setzero_pd(), pc = ps;
+        __m256d t = _mm256_fmadd_pd(x, _mm256_set1_pd(MATH_TWO_OVER_PI), round), whole = _mm256_sub_pd(t, round);
+        __m256d r = _mm256_fmadd_pd(whole, _mm256_set1_pd(-MATH_PI_2_LO), _mm256_fmadd_pd(whole, _mm256_set1_pd(-MATH_PI_2_HI), x));
+        __m256d z = _mm256_mul_pd(r, r);
+        for (int j = MATH_SIN_TERMS - 1; j >= 0; j--) ps = _mm256_fmadd_pd(ps, z, _mm256_set1_pd(math_sin_c[j]));
+        for (int j = MATH_COS_TERMS - 1; j >= 0; j--) pc = _mm256_fmadd_pd(pc, z, _mm256_set1_pd(math_cos_c[j]));
+        __m128 sn = _mm256_cvtpd_ps(_mm256_fmadd_pd(_mm256_mul_pd(r, z), ps, r));
+        __m128 cn = _mm256_cvtpd_ps(_mm256_fmadd_pd(z, pc, _mm256_set1_pd(1.0)));
+        /* quarter turns, out of the low words of t: odd ones swap; 2 and 3 turn the sine's sign, 1 and 2 the cosine's */
+        __m256 words = _mm256_castpd_ps(t);
+        __m128i q = _mm_castps_si128(_mm_shuffle_ps(_mm256_castps256_ps128(words), _mm256_extractf128_ps(words, 1), 0x88));
+        __m128 odd = _mm_castsi128_ps(_mm_slli_epi32(q, 31));
+        __m128 s = _mm_blendv_ps(sn, cn, odd), c = _mm_blendv_ps(cn, sn, odd);
+        s = _mm_xor_ps(s, _mm_and_ps(minus, _mm_castsi128_ps(_mm_slli_epi32(q, 30))));
+        c = _mm_xor_ps(c, _mm_and_ps(minus, _mm_castsi128_ps(_mm_slli_epi32(_mm_add_epi32(q, _mm_set1_epi32(1)), 30))));
+        s = _mm_mul_ps(s, scale4);
+        c = _mm_mul_ps(c, scale4);
+        _mm_storeu_ps(cs + 2 * i, _mm_unpacklo_ps(c, s));
+        _mm_storeu_ps(cs + 2 * i + 4, _mm_unpackhi_ps(c, s));
+    }
+    math_turns(cs + 2 * i, pos, freq + i, scale, n - i);
+}
+
 /* The maximum of what is not NaN, -inf if there is nothing: maxps gives its second operand when one is NaN. */
 static float max_of(const float *x, size_t n) {
     __m256 m[4];
@@ -160,6 +189,7 @@ const vec_ops vec_avx2 = {
     .gelu_mul = gelu_mul,
     .softcap = softcap,
     .rope = rope,
+    .turns = turns,
     .argmax = argmax,
     .sum_exp = sum_exp,
     .max_of = max_of,

@@ -148,6 +148,7 @@ const vec_ops vec_neon = {
     .gelu_mul = gelu_mul,
     .softcap = softcap,
     .rope = rope,
+    .turns = math_turns,
     .argmax = argmax,
     .sum_exp = sum_exp,
     .max_of = max_of,
