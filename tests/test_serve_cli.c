@@ -146,6 +146,21 @@ static void drain_has_an_end(void **state) {
     assert_int_equal(end(&p, 5000), 0);
 }
 
+/* It has said `word` on stderr: two signals of a kind are one until the first was taken. */
+static void wait_for(proc *p, const char *word) {
+    size_t n = strlen(p->text);
+    uint64_t t_end = now_ms() + 10000;
+    while (!strstr(p->text, word) && now_ms() < t_end && n < sizeof p->text - 1) {
+        struct pollfd f = {p->err, POLLIN, 0};
+        ssize_t k;
+        if (poll(&f, 1, 100) != 1) continue;
+        if ((k = read(p->err, p->text + n, sizeof p->text - 1 - n)) <= 0) break;
+        n += (size_t)k;
+        p->text[n] = 0;
+    }
+    if (!strstr(p->text, word)) fail_msg("it does not say %s: %s", word, p->text);
+}
+
 static void second_signal_ends_at_once(void **state) {
     proc p;
     client c;
@@ -155,7 +170,7 @@ static void second_signal_ends_at_once(void **state) {
     assert_true(client_request(&c, "POST", "/v1/chat/completions", NULL, RUN("")));
     assert_true(client_until(&c, "id: 2", 5000));
     kill(p.pid, SIGTERM);
-    sleep_ms(200);
+    wait_for(&p, "draining");
     kill(p.pid, SIGTERM);
     assert_int_equal(end(&p, 2000), 1);
     client_close(&c);
