@@ -20,7 +20,8 @@ void logprobs_top(const kernels *k, const float *x, size_t n, double lse, uint32
     for (size_t i = 0; n_top && i < n; i++) {
         float v;
         uint32_t j;
-        while (i % SOME == 0 && i + SOME <= n && have == n_top && !(x[i + vec_argmax(k, x + i, SOME)] > best[n_top - 1])) i += SOME;
+        while (i % SOME == 0 && i + SOME <= n && have == n_top && !(x[i + vec_argmax(k, x + i, SOME)] > best[n_top - 1]))
+            i += SOME;
         if (i == n) break;
         v = isnan(x[i]) ? -INFINITY : x[i];
         if (have == n_top && !(v > best[n_top - 1])) continue;

@@ -1,7 +1,8 @@
 /* order.h - the candidates in order (value descending, id ascending), as many as somebody wants, without sorting all.
  *
  * Windows below the maximum are searched for their candidates one after another, each as deep as all before it.  Those of a
- * window are put into buckets of 1/16; order_more sorts the next few buckets, each time some four times as many in all.  Sampling looks at the top of a distribution, so the first call is nearly always the last.  The worst case (a flat
+ * window are put into buckets of 1/16; order_more sorts the next few buckets, each time some four times as many in all.
+ * Sampling looks at the top of a distribution, so the first call is nearly always the last.  The worst case (a flat
  * distribution walked to its end) is one radix sort of the vocabulary.  -inf and NaN are no candidates. */
 #ifndef HD_DECODE_ORDER_H
 #define HD_DECODE_ORDER_H

@@ -18,7 +18,8 @@
 static const double REACH = 1 - 0x1p-20;
 
 static void reorder(cut *c, const float *x, float max) {
-    c->o = (order){.k = c->k, .x = x, .n = c->n, .max = max, .c = c->w->c, .tmp = c->w->tmp, .ids = c->w->ids, .hist = c->w->hist};
+    const sampler_work *w = c->w;
+    c->o = (order){.k = c->k, .x = x, .n = c->n, .max = max, .c = w->c, .tmp = w->tmp, .ids = w->ids, .hist = w->hist};
     order_begin(&c->o);
 }
 

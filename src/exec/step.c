@@ -160,7 +160,10 @@ static void choose_one(void *ctx, unsigned member, size_t i) {
 /* Several rows that sample do so at the same time; a single one when it consumes. */
 static void choose(executor *x, uint32_t lo, uint32_t hi) {
     uint32_t n = 0;
-    for (uint32_t i = lo; i < hi; i++) n += x->seg_rows[i]->method->choose && x->segs[i].first_logits < x->segs[i].n && !x->segs[i].only_best;
+    for (uint32_t i = lo; i < hi; i++) {
+        const segment *g = &x->segs[i];
+        n += x->seg_rows[i]->method->choose && g->first_logits < g->n && !g->only_best;
+    }
     if (n > 1) model_share(x->m, hi - lo, x->sample_members, choose_one, &(choices){x, lo});
 }
 

@@ -117,7 +117,8 @@ static uint64_t space_layout(forward_space *s, const decoder *d, const step_limi
     s->best_stride = (lim->max_logits + 7) & ~UINT64_C(7);
     s->best = take(base, &at, s->best_stride * s->n_members * sizeof *s->best);
     s->only_best = take(base, &at, lim->max_logits * sizeof *s->only_best);
-    s->head_out_stride = max_u64(HEAD_BYTES / sizeof(float), (uint64_t)HEAD_ROWS * lim->max_logits) + (uint64_t)HEAD_PAD * lim->max_logits;
+    s->head_out_stride = max_u64(HEAD_BYTES / sizeof(float), (uint64_t)HEAD_ROWS * lim->max_logits);
+    s->head_out_stride += (uint64_t)HEAD_PAD * lim->max_logits;
     s->head_out = take(base, &at, s->head_out_stride * s->n_members * sizeof(float));
     s->logit_tok = take(base, &at, lim->max_logits * sizeof(uint32_t));
     s->logit_hidden = take(base, &at, lim->max_logits * sizeof(uint32_t));
@@ -588,12 +589,14 @@ static void take_logits(const worker *w, uint32_t l, float *y, uint32_t r0, uint
     if (!s->only_best[l]) memcpy(s->logits + (uint64_t)l * s->d->base.info.n_vocab + r0, y, (r1 - r0) * sizeof *y);
 }
 
-/* A piece of the head, in turns of what stays in the cache: most rows want nothing but the best of their logits, and all of
- * them are more memory than the head's weights where the vocabulary is large and the model small. */
+/* Grains of the head whose logits of m positions are made at once. */
 static size_t head_turn(uint32_t m) {
     size_t n = HEAD_BYTES / sizeof(float) / m / HEAD_ROWS;
     return n ? n : 1;
 }
+
+/* A piece of the head, in turns of what stays in the cache: most rows want nothing but the best of their logits, and all of
+ * them are more memory than the head's weights where the vocabulary is large and the model small. */
 static void head_piece(worker *w, const product *p, uint32_t n, span x, uint32_t rows, size_t b, size_t e) {
     forward_space *s = w->s;
     float *out = s->head_out + w->member * s->head_out_stride;
@@ -601,7 +604,8 @@ static void head_piece(worker *w, const product *p, uint32_t n, span x, uint32_t
     (void)n;
     for (; b < e; b = end) {
         end = e - b < turn ? e : b + turn;
-        uint32_t r0 = (uint32_t)b * rows, r1 = end * rows < p->w->n_rows ? (uint32_t)end * rows : p->w->n_rows, ld = r1 - r0 + HEAD_PAD;
+        uint32_t r0 = (uint32_t)b * rows, r1 = end * rows < p->w->n_rows ? (uint32_t)end * rows : p->w->n_rows;
+        uint32_t ld = r1 - r0 + HEAD_PAD;
         mm_weight part = mm_rows(p->w, r0, r1);
         mm_mul(s->d->base.k, &part, p->act, x.m, out, ld, 0, r1 - r0, s->scratch + w->member * s->scratch_bytes);
         for (uint32_t l = 0; l < x.m; l++) take_logits(w, l, out + (uint64_t)l * ld, r0, r1);

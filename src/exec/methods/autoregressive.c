@@ -53,8 +53,8 @@ static void publish_scores(row *r, const segment *g) {
     const gen_request *q = &r->s->copy.req;
     for (uint32_t j = g->first_logits; j < g->n; j++) {
         uint32_t pos = g->pos0 + j;
-        const float *logits = g->logits + (uint64_t)(j - g->first_logits) * x->info->n_vocab;
         if (pos >= r->n_prompt || pos < a->n_scored) continue;
+        const float *logits = g->logits + (uint64_t)(j - g->first_logits) * x->info->n_vocab;
         a->n_scored = pos + 1;
         if (q->prompt_logits) session_push_logits(r->s, pos, logits);
         if (q->prompt_logprobs && pos + 1 < r->n_prompt) {
@@ -90,4 +90,5 @@ static uint32_t ar_skips(const session *s, uint32_t n_tokens) {
 }
 
 const gen_method method_autoregressive = {.name = "autoregressive", .open = ar_open, .close = ar_close, .plan = ar_plan,
-                                          .consume = ar_consume, .choose = ar_choose, .tail = row_tail, .resumes = true, .skips = ar_skips};
+                                          .consume = ar_consume, .choose = ar_choose, .tail = row_tail, .resumes = true,
+                                          .skips = ar_skips};
