@@ -129,7 +129,7 @@ static inline void math_sincos(double x, float *s, float *c) {
     case 0: *s = (float)sn; *c = (float)cn; break;
     case 1: *s = (float)cn; *c = (float)-sn; break;
     case 2: *s = (float)-sn; *c = (float)-cn; break;
-    case 3: *s = (float)-cn; *c = (float)sn; break;
+    default: *s = (float)-cn; *c = (float)sn; break;
     }
 }
 
