@@ -19,6 +19,7 @@
 #include "base/pool.h"
 
 #include "base/crew.h"
+#include "base/fp.h"
 #include "base/mem.h"
 
 #include <limits.h>
@@ -76,28 +77,6 @@ struct pool {
 
 static _Thread_local long fail_start_after = -1;
 void pool_fail_start_after(long n) { fail_start_after = n; }
-
-/* ---- the float environment: the same rounding on every thread that computes ---- */
-
-#if defined(__x86_64__)
-static unsigned fp_enter(void) {
-    unsigned old = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* all exceptions masked, round to nearest, FTZ and DAZ off */
-    return old;
-}
-static void fp_leave(unsigned old) { _mm_setcsr(old); }
-#elif defined(__aarch64__)
-static uint64_t fp_enter(void) {
-    uint64_t old, plain = 0;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(old));
-    __asm__ volatile("msr fpcr, %0" ::"r"(plain));
-    return old;
-}
-static void fp_leave(uint64_t old) { __asm__ volatile("msr fpcr, %0" ::"r"(old)); }
-#else
-static unsigned fp_enter(void) { return 0; }
-static void fp_leave(unsigned old) { (void)old; }
-#endif
 
 /* ---- waiting ---- */
 
@@ -188,7 +167,7 @@ static void *worker(void *arg) {
     pool_member *m = arg;
     pool *p = m->owner;
     unsigned seen = 0;
-    fp_enter();
+    hd_fp_enter();
     for (;;) {
         unsigned more = atomic_load(&p->more.value), gen = atomic_load(&p->gen.value); /* in this order: see run_with */
         if (gen == seen) {
@@ -218,7 +197,7 @@ static void start_run(pool *p, unsigned active) {
 }
 
 static void run_with(pool *p, unsigned active, bool watched, pool_fn fn, void *ctx) {
-    __auto_type fp = fp_enter();
+    hd_fp fp = hd_fp_enter();
     p->fn = fn;
     p->ctx = ctx;
     p->active = active;
@@ -234,7 +213,7 @@ static void run_with(pool *p, unsigned active, bool watched, pool_fn fn, void *c
         while ((left = atomic_load_explicit(&p->pending.value, memory_order_acquire)) != 0)
             wait_change(&p->members[0], &p->pending, left, &p->members[0].spin_ns);
     }
-    fp_leave(fp);
+    hd_fp_leave(fp);
 }
 
 void pool_run(pool *p, pool_fn fn, void *ctx) { run_with(p, p->n, false, fn, ctx); }

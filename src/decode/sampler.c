@@ -133,12 +133,6 @@ static void forbid(float *x, size_t n, const int32_t *banned, size_t n_banned, c
         if (banned[i] >= 0 && (size_t)banned[i] < n) x[banned[i]] = -INFINITY;
 }
 
-hd_status sampler_check_best(float logit, hd_err *err) {
-    if (logit == -INFINITY) return hd_fail(err, HD_FAILED, "every token is forbidden");
-    if (!isfinite(logit)) return hd_fail(err, HD_FAILED, "the logits are not numbers");
-    return HD_OK;
-}
-
 bool sampler_takes_best(const sampler *s) {
     const sampling_params *p = &s->p;
     return p->temperature == 0 && !p->logprobs && !p->n_bias && p->repetition_penalty == 1 && p->presence_penalty == 0 &&
@@ -154,7 +148,9 @@ static hd_status prepare(const sampler *s, const kernels *k, float *x, size_t n,
     forbid(x, n, banned, n_banned, mask);
     penalties_apply(&s->p, x, n, history, n_history, w);
     *best = vec_argmax(k, x, n); /* NaN never wins */
-    return sampler_check_best(x[*best], err);
+    if (x[*best] == -INFINITY) return hd_fail(err, HD_FAILED, "every token is forbidden");
+    if (!isfinite(x[*best])) return hd_fail(err, HD_FAILED, "the logits are not numbers");
+    return HD_OK;
 }
 
 hd_status sampler_sample(const sampler *s, const kernels *k, float *logits, size_t n_vocab, const int32_t *history,

@@ -59,8 +59,6 @@ const sampling_params *sampler_params(const sampler *s);
 /* Greedy, and nothing else looks at logits or changes them: where no token is banned or masked the choice is the largest one's
  * first id, which sampler_sample gives too. */
 bool sampler_takes_best(const sampler *s);
-/* Can the largest of all logits be chosen?  HD_FAILED: all tokens are forbidden, or logits are not numbers. */
-hd_status sampler_check_best(float logit, hd_err *err);
 
 typedef struct {
     int32_t id;

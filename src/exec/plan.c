@@ -4,7 +4,7 @@
 #include "exec/executor.h"
 #include "state/prefix.h"
 
-enum { MAX_SAMPLERS = 8 }; /* each takes 28 bytes of memory a token of the vocabulary */
+enum { MAX_SAMPLERS = 8 }; /* each takes 24 bytes of memory a token of the vocabulary */
 
 /* A time that may be "never": far off, and still safe to add to a clock three times (line.c). */
 static uint64_t far(uint64_t us) { return us < UINT64_MAX / 8 ? us : UINT64_MAX / 8; }

@@ -97,7 +97,9 @@ bool row_take_best(row *r, logit_best best, sample_result *out) {
     memset(out, 0, sizeof *out);
     if (take_forced(r, NULL, out)) return true;
     out->id = (int32_t)best.id;
-    if (sampler_check_best(best.logit, &err) == HD_OK) return true;
+    out->logprob = -INFINITY; /* not asked for; as the sampler leaves it */
+    if (isfinite(best.logit)) return true;
+    hd_fail(&err, HD_FAILED, "the logits are not numbers"); /* nothing was forbidden, so -inf is what NaN alone comes to */
     row_fail(r, &err);
     return false;
 }

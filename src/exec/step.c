@@ -1,4 +1,5 @@
 /* step.c - one step: plan every row, one forward pass, consume in row order, publish, evict. */
+#include "base/fp.h"
 #include "base/plant.h"
 #include "exec/engine_int.h"
 #include "exec/executor.h"
@@ -215,7 +216,7 @@ static void note_step_time(executor *x, uint64_t us) {
     else x->step_us_max -= (x->step_us_max - us) / 64;
 }
 
-bool executor_step(executor *x) {
+static bool step_once(executor *x) {
     uint64_t t0 = hd_now_us(x->opt.clock), t1;
     uint32_t n = plan_pages(x, plan_rows(x));
     if (!n) return false;
@@ -230,4 +231,11 @@ bool executor_step(executor *x) {
     tell_step(x, x->step_tokens_last, x->step_budget, t1 - t0);
     executor_check_invariants(x);
     return true;
+}
+
+bool executor_step(executor *x) {
+    hd_fp fp = hd_fp_enter(); /* a row that samples alone does so on this thread */
+    bool did = step_once(x);
+    hd_fp_leave(fp);
+    return did;
 }

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -138,7 +139,7 @@ static hd_status script_forward(model *m, const step *st, uint32_t *bad_seg, hd_
                 return hd_fail(err, HD_FAILED, "the script fails at step %llu", (unsigned long long)(next - g->n_prompt));
             }
             uint32_t id = vec_argmax(m->k, out, m->info.n_vocab);
-            s->best[n_logits] = (logit_best){out[id], id};
+            s->best[n_logits] = isnan(out[id]) ? (logit_best){-INFINITY, 0} : (logit_best){out[id], id};
         }
         if (g->first_logits < g->n) us += s->token_delay_us;
         if (g->pos0 < g->n_prompt)
