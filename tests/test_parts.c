@@ -104,14 +104,18 @@ static logit_best search(const float *x) {
     return b;
 }
 
-static float *run(const char *path, unsigned threads, uint32_t step_tokens) {
-    logit_best best[TOKENS];
-    float *logits = run_some(path, threads, step_tokens, false, best);
+static void assert_best(const logit_best *best, const float *logits) { /* of all TOKENS */
     for (uint32_t t = 0; t < TOKENS; t++) {
         logit_best want = search(logits + (size_t)t * TINY_VOCAB);
         assert_int_equal(best[t].id, want.id);
         assert_memory_equal(&best[t].logit, &want.logit, sizeof want.logit);
     }
+}
+
+static float *run(const char *path, unsigned threads, uint32_t step_tokens) {
+    logit_best best[TOKENS];
+    float *logits = run_some(path, threads, step_tokens, false, best);
+    assert_best(best, logits);
     return logits;
 }
 
@@ -119,11 +123,7 @@ static float *run(const char *path, unsigned threads, uint32_t step_tokens) {
 static void best_alone(const char *path, const float *logits, unsigned threads, uint32_t step_tokens) {
     logit_best best[TOKENS];
     float *got = run_some(path, threads, step_tokens, true, best);
-    for (uint32_t t = 0; t < TOKENS; t++) {
-        logit_best want = search(logits + (size_t)t * TINY_VOCAB);
-        assert_int_equal(best[t].id, want.id);
-        assert_memory_equal(&best[t].logit, &want.logit, sizeof want.logit);
-    }
+    assert_best(best, logits);
     assert_memory_equal(got + (size_t)SHORT * TINY_VOCAB, logits + (size_t)SHORT * TINY_VOCAB, (size_t)LONG * TINY_VOCAB * sizeof *got);
     free(got);
 }
